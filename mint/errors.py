@@ -1,0 +1,68 @@
+"""The errors MinT raises, on either side of the wire.
+
+A message says what was given, what was expected and what to do. The server maps each class to one HTTP status
+(`status`), the client maps the status back to the same class, so `except mint.BadRequest` means the same everywhere.
+Each is also a standard-library error where one fits, and each survives pickling: they cross process borders.
+"""
+
+
+class MintError(Exception):
+    """Anything MinT raises on purpose."""
+
+    status = 500
+
+
+class BadRequest(MintError, ValueError):
+    """The request cannot be carried out as given; sending it again will not help."""
+
+    status = 400
+
+
+class Unauthorized(MintError):
+    """No key, or one the server does not know."""
+
+    status = 401
+
+
+class Forbidden(MintError, PermissionError):
+    """The key is known, but may not do this."""
+
+    status = 403
+
+
+class NotFound(MintError, LookupError):
+    """No such model, run, checkpoint, session or future."""
+
+    status = 404
+
+
+class Busy(MintError):
+    """The server is out of room for now; the same request may succeed later."""
+
+    status = 429
+
+
+class Internal(MintError, RuntimeError):
+    """A fault of the server or engine, not of the request."""
+
+    status = 500
+
+
+class ConnectionFailed(MintError, ConnectionError):
+    """No server answered."""
+
+    status = 503
+
+
+class RequestFailed(MintError, RuntimeError):
+    """A request was accepted but failed while it ran; `category` says whose fault it was: user, server or unknown."""
+
+    status = 500
+
+    def __init__(self, message: str, category: str = "unknown") -> None:
+        super().__init__(message, category)
+        self.message = message
+        self.category = category
+
+    def __str__(self) -> str:
+        return self.message

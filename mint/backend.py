@@ -55,11 +55,15 @@ class Backend(Protocol):
 
     def create_adapter(self, adapter: str, base_model: str, lora: LoraConfig) -> Future[AdapterFacts]: ...
 
-    def forward(self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]) -> Future[ForwardBackwardOutput]:
+    def forward(
+        self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
+    ) -> Future[ForwardBackwardOutput]:
         """Losses and log-probs without touching gradients."""
         ...
 
-    def forward_backward(self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]) -> Future[ForwardBackwardOutput]:
+    def forward_backward(
+        self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
+    ) -> Future[ForwardBackwardOutput]:
         """The same, adding to the adapter's gradients."""
         ...
 
@@ -83,7 +87,9 @@ class Backend(Protocol):
         """A policy from a saved folder, or the base model itself."""
         ...
 
-    def sample(self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None) -> Future[SampleResponse]: ...
+    def sample(
+        self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None
+    ) -> Future[SampleResponse]: ...
 
     def release(self, name: str) -> Future[None]:
         """Forgets an adapter or a policy; samples under way finish first. Unknown names are fine."""

@@ -104,7 +104,7 @@ class TensorData:
 
     @classmethod
     def of(cls, values: Any, dtype: TensorDtype | None = None) -> TensorData:
-        """Anything array-like: a list, a numpy array, a torch tensor or a TensorData; the dtype is inferred if not given."""
+        """Anything array-like: a list, a numpy array, a torch tensor; the dtype is inferred if not given."""
         if isinstance(values, TensorData):
             return values
         if hasattr(values, "detach"):  # a torch tensor, without importing torch
@@ -155,7 +155,9 @@ class TensorData:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorData):
             return NotImplemented
-        return self.dtype == other.dtype and np.array_equal(self._array, other._array, equal_nan=self.dtype == "float32")
+        return self.dtype == other.dtype and np.array_equal(
+            self._array, other._array, equal_nan=self.dtype == "float32"
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -180,7 +182,9 @@ def _densify(
     if len(crow_indices) != rows + 1 or (counts < 0).any() or crow_indices[0] != 0 or crow_indices[-1] != len(values):
         raise BadRequest(f"sparse_crow_indices do not describe {len(values)} values in {rows} rows.")
     if len(col_indices) != len(values) or (len(values) and not (0 <= col_indices.min() <= col_indices.max() < columns)):
-        raise BadRequest(f"sparse_col_indices must hold one column in 0..{columns - 1} for each of {len(values)} values.")
+        raise BadRequest(
+            f"sparse_col_indices must hold one column in 0..{columns - 1} for each of {len(values)} values."
+        )
     dense = np.zeros((rows, columns), dtype=values.dtype)
     dense[np.repeat(np.arange(rows), counts), col_indices] = values
     return dense
@@ -262,11 +266,11 @@ class AdamParams:
         if isinstance(betas, (tuple, list)):  # left out, the class attribute default stands here
             object.__setattr__(self, "beta1", float(betas[0]))
             object.__setattr__(self, "beta2", float(betas[1]))
-        limits = {"learning_rate": (0, None), "beta1": (0, 1), "beta2": (0, 1), "eps": (0, None), "weight_decay": (0, None)}
-        for name, (low, high) in (limits | {"grad_clip_norm": (0, None)}).items():
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < low or (high is not None and value >= high):
-                raise BadRequest(f"AdamParams.{name} is {value}; it must be a number >= {low}{f' and < {high}' if high else ''}.")
+        for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm", "beta1", "beta2"):
+            value, below = getattr(self, name), 1 if name.startswith("beta") else math.inf
+            if not 0 <= value < below:
+                limit = " and below 1" if below == 1 else ""
+                raise BadRequest(f"AdamParams.{name} is {value}; it must be a finite number, at least 0{limit}.")
 
 
 @dataclass(frozen=True)
@@ -560,7 +564,7 @@ class ParsedCheckpointTinkerPath:
         known = scheme in ("tinker", "mint") and separator and len(parts) == 3 and all(parts)
         if not known or parts[1] not in CHECKPOINT_KINDS:
             raise BadRequest(
-                f"{path!r} is not a checkpoint path; expected tinker://<training run>/<weights|sampler_weights>/<name>, "
+                f"{path!r} is not a checkpoint path; expected tinker://<training run>/<weights|sampler_weights>/<name> "
                 "as returned by save_state and save_weights_for_sampler."
             )
         return cls(f"tinker://{rest}", parts[0], CHECKPOINT_KINDS[parts[1]], f"{parts[1]}/{parts[2]}")

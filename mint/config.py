@@ -1,0 +1,77 @@
+"""Configuration of the programs: the only reader of the environment and of `.env` files.
+
+Flat frozen dataclasses, a sentence under each field. Arguments win over the environment, the environment over `.env`,
+`.env` over the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def load_dotenv(path: str | Path = ".env") -> dict[str, str]:
+    """Reads KEY=value lines into the environment, where not set already; returns what the file held."""
+    values: dict[str, str] = {}
+    file = Path(path)
+    if not file.is_file():
+        return values
+    for line in file.read_text().splitlines():
+        key, separator, value = line.strip().removeprefix("export ").partition("=")
+        if separator and key and not key.startswith("#"):
+            values[key.strip()] = value.strip().strip("'\"")
+    for key, value in values.items():
+        os.environ.setdefault(key, value)
+    return values
+
+
+def first_set(*names: str) -> str | None:
+    """The first of these environment variables that is set and not empty."""
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def data_home() -> Path:
+    """Where servers keep runs and checkpoints unless told otherwise."""
+    return Path(first_set("MINT_HOME") or Path.home() / ".mint")
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Where the server is and who asks."""
+
+    base_url: str | None = None
+    """None: start a server on this machine for as long as the script runs."""
+    api_key: str | None = None
+
+    @classmethod
+    def resolve(cls, base_url: str | None = None, api_key: str | None = None) -> ClientConfig:
+        """Arguments, else MINT_BASE_URL / MINT_API_KEY, else TINKER_BASE_URL / TINKER_API_KEY."""
+        return cls(
+            base_url or first_set("MINT_BASE_URL", "TINKER_BASE_URL"),
+            api_key or first_set("MINT_API_KEY", "TINKER_API_KEY"),
+        )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One `mint serve`."""
+
+    models: tuple[str, ...] = ()
+    """Base models to serve, loaded at start; empty: whichever are asked for, loaded on first use."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    data: Path = Path(".mint")
+    """Folder of the database and the checkpoints."""
+    api_keys: tuple[str, ...] = ()
+    """Keys that are let in; empty: everybody who reaches the port."""
+
+    @classmethod
+    def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:
+        """Given fields that are not None, over MINT_API_KEY (several, separated by commas) and MINT_HOME."""
+        environment = os.environ if environment is None else environment
+        keys = tuple(key.strip() for key in environment.get("MINT_API_KEY", "").split(",") if key.strip())
+        defaults: dict[str, object] = {"api_keys": keys, "data": data_home()}
+        return cls(**(defaults | {name: value for name, value in given.items() if value is not None}))  # type: ignore[arg-type]

@@ -7,10 +7,9 @@ only (unknown fields are refused by name); what needs a model's facts is checked
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -79,16 +78,16 @@ def to_json(value: Any) -> Any:
     return value
 
 
-@functools.cache
-def _adapter(cls: Hashable) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(cls)
+_ADAPTERS: dict[type, Any] = {}
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """A plain dataclass of `mint.types` from JSON; fields it does not have are ignored: a newer server may send them."""
-    return _adapter(cls).validate_python(value)
+    """A plain dataclass of `mint.types` from JSON; unknown fields are ignored, for a newer server may send them."""
+    if cls not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls].validate_python(value)
 
 
 def read_json(body: bytes) -> Any:

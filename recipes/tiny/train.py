@@ -141,7 +141,7 @@ def train(
     long = build_pool(long_form, phase, pools, LONG, tokenizer, device)
     print(f"{len(short[0])} short and {len(long[0])} long examples in {time.time() - started:.0f} s")
 
-    rate = torch.tensor(phase.learning_rate, device=device)
+    rate = torch.tensor(0.0, device=device)  # a tensor, so that a recorded step sees it change; 0 while recording
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -185,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--clean-out", type=Path, help="also write the model as it was after the clean phase")
+    parser.add_argument("--start", type=Path, help="weights to begin with instead of random ones")
     parser.add_argument("--clean-steps", type=int, default=6000)
     parser.add_argument("--noisy-steps", type=int, default=800)
     parser.add_argument("--clean-lr", type=float, default=3e-3)
@@ -199,7 +200,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     tokenizer = build_tokenizer()
     check_template(tokenizer)
-    model = build_model(tokenizer).to(device)
+    model = (Qwen3ForCausalLM.from_pretrained(args.start) if args.start else build_model(tokenizer)).to(device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}")
 
     for phase, folder in [
@@ -211,7 +212,7 @@ def main() -> None:
         print(json.dumps(accuracies(model.eval(), tokenizer)), flush=True)
         if folder:
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            tokenizer.save_pretrained(folder, save_jinja_files=False)  # one file less: readers of the config alone see it
 
 
 if __name__ == "__main__":

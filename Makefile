@@ -1,0 +1,32 @@
+# Two commands do everything, their own set-up included: `make quickstart` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help install quickstart test lint clean
+
+help:
+	@echo "make quickstart   watch a language model learn by reinforcement, here and now (about 3 minutes)"
+	@echo "make test         lint, type checks and the whole test suite"
+	@echo "make install      only the virtual environment, with the mint command in $(BIN)"
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "MinT needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+quickstart: install
+	$(BIN)/python quickstart.py
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+clean:
+	rm -rf .venv .venvs build *.egg-info

@@ -1,0 +1,156 @@
+"""LoRA: one tenant's low-rank weights (`Adapter`), and the linear layer that adds many tenants' weights in one pass.
+
+No module here belongs to an adapter: the base model is wrapped once, and which adapter a token uses is said by the
+`Rows` of each forward pass. A run without an adapter is the base model itself.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mint.backend import AdapterFacts
+from mint.types import LoraConfig
+
+# Constant for every rank, so that scale = ALPHA / rank keeps the best learning rate about the same across ranks.
+ALPHA = 32
+
+Group = Literal["attn", "mlp", "unembed"]
+Pair = tuple[Tensor, Tensor]
+
+
+class Adapter:
+    """One tenant's LoRA weights: for each adapted linear A [rank, in] and B [out, rank]; it adds scale * B(A x).
+
+    Trainable weights are float32 whatever the base model's dtype, because steps of 1e-5 vanish in bfloat16's eight
+    bits; they are cast where they are used. `gradients` lies beside `parameters()`, and is None until something was
+    accumulated.
+    """
+
+    def __init__(
+        self,
+        base_model: str,
+        config: LoraConfig,
+        weights: Mapping[str, Pair],
+        *,
+        scale: float | None = None,
+        trainable: bool = True,
+    ) -> None:
+        self.base_model = base_model
+        self.config = config
+        self.scale = ALPHA / config.rank if scale is None else scale
+        self.weights: dict[str, Pair] = dict(weights)
+        self.gradients: list[Tensor] | None = None
+        for tensor in self.parameters():
+            tensor.requires_grad_(trainable)
+
+    @classmethod
+    def create(cls, base_model: str, linears: Mapping[str, LoraLinear], config: LoraConfig) -> Adapter:
+        """A as PEFT draws it (Kaiming uniform with a = sqrt 5, so within 1/sqrt(in)), B zero.
+
+        Drawn on the CPU for every linear in turn, the chosen ones kept: a seed gives the same weights on any device,
+        and turning a group off leaves those of the others as they were.
+        """
+        if config.seed is None:
+            config = replace(config, seed=secrets.randbits(63))
+        assert config.seed is not None
+        generator = torch.Generator().manual_seed(config.seed)
+        weights: dict[str, Pair] = {}
+        for path, linear in linears.items():
+            down = torch.empty(config.rank, linear.in_features)
+            nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
+            if trains(config, linear.group):
+                up = torch.zeros(linear.out_features, config.rank)
+                weights[path] = (down.to(linear.weight.device), up.to(linear.weight.device))
+        return cls(base_model, config, weights)
+
+    def parameters(self) -> list[Tensor]:
+        """A and B of each linear in turn, always in the same order."""
+        return [tensor for pair in self.weights.values() for tensor in pair]
+
+    def accumulate(self, gradients: Sequence[Tensor]) -> None:
+        """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
+        if self.gradients is None:
+            self.gradients = [torch.zeros_like(p, requires_grad=False) for p in self.parameters()]
+        torch._foreach_add_(self.gradients, list(gradients))
+
+    @torch.no_grad()
+    def snapshot(self, dtype: torch.dtype | None = None) -> Adapter:
+        """A frozen copy on the same device, in `dtype` if given; later training leaves it as it is."""
+        copies = {
+            path: (a.detach().to(dtype or a.dtype, copy=True), b.detach().to(dtype or b.dtype, copy=True))
+            for path, (a, b) in self.weights.items()
+        }
+        return Adapter(self.base_model, self.config, copies, scale=self.scale, trainable=False)
+
+    def facts(self) -> AdapterFacts:
+        return AdapterFacts(sum(p.numel() for p in self.parameters()), tuple(self.weights))
+
+
+Rows = Sequence[tuple[Adapter | None, int]]
+"""Consecutive runs of the packed tokens: (adapter, number of tokens); None is the base model."""
+
+
+def trains(config: LoraConfig, group: Group) -> bool:
+    return {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}[group]
+
+
+class CurrentRows:
+    """The rows of the pass under way: one object a base model, which all its linears read."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Adapter | None, int]] = []
+
+    def set(self, rows: Rows, tokens: int) -> None:
+        """Neighbouring runs of one adapter become one, empty ones vanish."""
+        runs: list[tuple[Adapter | None, int]] = []
+        for adapter, count in rows:
+            if runs and runs[-1][0] is adapter:
+                runs[-1] = (adapter, runs[-1][1] + count)
+            elif count:
+                runs.append((adapter, count))
+        assert sum(count for _, count in runs) == tokens, f"rows {rows} do not cover {tokens} tokens"
+        self.runs = runs
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear that adds, to the rows of each run, the low-rank product of that run's adapter."""
+
+    def __init__(self, linear: nn.Linear, path: str, group: Group, current: CurrentRows) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.path = path
+        self.group = group
+        self.out_features, self.in_features = linear.weight.shape
+        self._current = current
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        runs = self._current.runs
+        pairs = [adapter.weights.get(self.path) if adapter is not None else None for adapter, _ in runs]
+        if not any(pairs):
+            return out
+        x_rows, out_rows = x.reshape(-1, self.in_features), out.reshape(-1, self.out_features)
+        if len(runs) == 1:
+            return _low_rank(out_rows, x_rows, runs[0][0], pairs[0]).view_as(out)
+        sizes = [count for _, count in runs]
+        pieces = [
+            _low_rank(out_run, x_run, adapter, pair)
+            for out_run, x_run, (adapter, _), pair in zip(out_rows.split(sizes), x_rows.split(sizes), runs, pairs, strict=True)
+        ]
+        return torch.cat(pieces).view_as(out)
+
+
+def _low_rank(out_NO: Tensor, x_NI: Tensor, adapter: Adapter | None, pair: Pair | None) -> Tensor:
+    if adapter is None or pair is None:
+        return out_NO
+    down, up = (weight.to(x_NI.dtype) for weight in pair)
+    return torch.addmm(out_NO, x_NI @ down.T, up.T, alpha=adapter.scale)

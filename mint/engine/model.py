@@ -1,0 +1,166 @@
+"""The base model: loaded once, frozen, and called on packed rows of tokens.
+
+The layers are transformers'; around them stand our attention (`mint.engine.attention`) and our linears
+(`mint.engine.lora`). Finding the files of a model lives in `mint.engine.hub`.
+
+Shapes: T packed tokens, N rows of hidden states, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mint.backend import ModelFacts
+from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
+from mint.engine.device import Device, choose_threads, pick_device
+from mint.engine.hub import find_folder
+from mint.engine.lora import Adapter, CurrentRows, Group, LoraLinear, Rows
+from mint.errors import BadRequest, NotFound
+from mint.types import LoraConfig
+
+UNEMBEDDING = "lm_head"
+
+
+class BaseModel:
+    """The weights of one base model, shared by every adapter, by training and by sampling."""
+
+    facts: ModelFacts
+    device: torch.device
+    dtype: torch.dtype
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: list[int | None]
+    """The sliding window of each layer; None looks at everything before."""
+    linears: dict[str, LoraLinear]
+    """Every linear an adapter may sit on, by its path in the transformers model."""
+
+    def __init__(self, name: str, folder: Path, module: Any, device: Device) -> None:
+        """`module` is a transformers causal LM whose attention is ours; its linears are replaced here."""
+        config = module.config.get_text_config()
+        self.device, self.dtype = device.torch_device, device.dtype
+        self._module = module.to(device.torch_device).eval().requires_grad_(False)
+        self._decoder = module.get_decoder()
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._current = CurrentRows()
+        self.hidden_size: int = config.hidden_size
+        self._read_attention(config)
+        parameters = module.num_parameters()
+        self.facts = ModelFacts(
+            name=name,
+            folder=str(folder),
+            architecture=type(module).__name__,
+            vocab_size=module.get_input_embeddings().weight.shape[0],
+            max_context=config.max_position_embeddings,
+            parameters=parameters,
+            dtype=str(device.dtype).removeprefix("torch."),
+            device=str(device.torch_device),
+        )
+        self.linears = _wrap_linears(module, self._current)
+        self._check_family()
+
+    @classmethod
+    def load(cls, name: str, device: Device | None = None) -> BaseModel:
+        """A bundled model (`mint/tiny`), a local folder, or a Hub id from the cache or, if need be, the network."""
+        device = device or pick_device()
+        folder = find_folder(name)
+        module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
+        )
+        model = cls(name, folder, module, device)
+        if device.torch_device.type == "cpu":
+            torch.set_num_threads(choose_threads(model.hidden_size).count)
+        return model
+
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
+        """The final hidden states [T, H], after the last norm."""
+        self._current.set(rows, len(tokens_T))
+        out = self._decoder(
+            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, attend=attend
+        )
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
+        """Logits [N, V] in float32, the unembedding's adapter and the family's softcap included."""
+        self._current.set(rows, len(hidden_NH))
+        logits_NV = self.linears[UNEMBEDDING](hidden_NH).float()
+        if self._softcap is not None:
+            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
+        return logits_NV
+
+    def new_adapter(self, config: LoraConfig) -> Adapter:
+        return Adapter.create(self.facts.name, self.linears, config)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        if not _has_tokenizer(self.facts.folder):
+            raise NotFound(f"{self.facts.folder} holds no tokenizer (tokenizer.json or tokenizer_config.json).")
+        return AutoTokenizer.from_pretrained(self.facts.folder, local_files_only=True)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a sequence, by the generation settings, the model's or the tokenizer's."""
+        given = [self._module.generation_config.eos_token_id, self._module.config.get_text_config().eos_token_id]
+        if _has_tokenizer(self.facts.folder):
+            given.append(self.tokenizer.eos_token_id)
+        return frozenset(id for ids in given for id in ([ids] if isinstance(ids, int) else ids or []))
+
+    def _read_attention(self, config: Any) -> None:
+        layers = [m for m in self._decoder.modules() if hasattr(m, "layer_idx") and hasattr(m, "num_key_value_groups")]
+        layers.sort(key=lambda layer: layer.layer_idx)
+        self.num_layers = config.num_hidden_layers
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        head_dims = {layer.head_dim for layer in layers}
+        if len(layers) != self.num_layers or len(head_dims) != 1:
+            raise BadRequest(
+                f"{type(self._module).__name__} does not have one attention of one head size in each of its "
+                f"{self.num_layers} layers; this engine runs plain decoder-only attention models."
+            )
+        self.head_dim = head_dims.pop()
+        self.windows = [getattr(layer, "sliding_window", None) for layer in layers]
+
+    @torch.no_grad()
+    def _check_family(self) -> None:
+        """Two tokens through transformers' own forward and through ours: a family that does more to its logits than we
+        know of is refused here, by name, rather than trained wrongly."""
+        tokens_T = torch.arange(2, device=self.device)
+        rows: Rows = [(None, 2)]
+        ours = self.logits(self.hidden(tokens_T, tokens_T, PackedAttention([2]), rows), rows)
+        theirs = self._module(
+            input_ids=tokens_T[None], position_ids=tokens_T[None], use_cache=False, attend=PackedAttention([2])
+        ).logits[0].float()
+        tolerance = 1e-4 if self.dtype == torch.float32 else 0.05
+        if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
+            raise BadRequest(
+                f"{type(self._module).__name__} computes its logits in a way this engine does not know "
+                f"(they differ by {float((ours - theirs).abs().max()):.3g}); the model cannot be trained faithfully here."
+            )
+
+
+def _has_tokenizer(folder: str) -> bool:
+    return any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _wrap_linears(module: nn.Module, current: CurrentRows) -> dict[str, LoraLinear]:
+    found = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+    if UNEMBEDDING not in found:
+        raise BadRequest(f"{type(module).__name__} has no {UNEMBEDDING}; this engine runs causal language models.")
+    linears = {}
+    for path, linear in found.items():
+        linears[path] = LoraLinear(linear, path, _group(path), current)
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, linears[path])
+    return linears
+
+
+def _group(path: str) -> Group:
+    if path == UNEMBEDDING:
+        return "unembed"
+    return "attn" if "attn" in path or "attention" in path else "mlp"

@@ -11,38 +11,46 @@ class MintError(Exception):
 
     status = 500
 
+    @property
+    def status_code(self) -> int:
+        return self.status
 
-class BadRequest(MintError, ValueError):
+
+class StatusError(MintError):
+    """The server's answer was an error status."""
+
+
+class BadRequest(StatusError, ValueError):
     """The request cannot be carried out as given; sending it again will not help."""
 
     status = 400
 
 
-class Unauthorized(MintError):
+class Unauthorized(StatusError):
     """No key, or one the server does not know."""
 
     status = 401
 
 
-class Forbidden(MintError, PermissionError):
+class Forbidden(StatusError, PermissionError):
     """The key is known, but may not do this."""
 
     status = 403
 
 
-class NotFound(MintError, LookupError):
+class NotFound(StatusError, LookupError):
     """No such model, run, checkpoint, session or future."""
 
     status = 404
 
 
-class Busy(MintError):
+class Busy(StatusError):
     """The server is out of room for now; the same request may succeed later."""
 
     status = 429
 
 
-class Internal(MintError, RuntimeError):
+class Internal(StatusError, RuntimeError):
     """A fault of the server or engine, not of the request."""
 
     status = 500
@@ -52,6 +60,12 @@ class ConnectionFailed(MintError, ConnectionError):
     """No server answered."""
 
     status = 503
+
+
+class TimedOut(ConnectionFailed, TimeoutError):
+    """The server did not answer in time."""
+
+    status = 504
 
 
 class RequestFailed(MintError, RuntimeError):
@@ -66,3 +80,26 @@ class RequestFailed(MintError, RuntimeError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class RequestRejected(RequestFailed, BadRequest):
+    """A request was accepted and found at fault while it ran: both a failed request and a bad one."""
+
+    status = 400
+
+    def __init__(self, message: str, category: str = "user") -> None:
+        super().__init__(message, category)
+
+
+# The Tinker SDK's names for the same errors, so that its users' except clauses mean what they say.
+TinkerError = APIError = MintError
+APIStatusError = StatusError
+BadRequestError = ConflictError = UnprocessableEntityError = BadRequest
+AuthenticationError = Unauthorized
+PermissionDeniedError = BillingError = Forbidden
+NotFoundError = NotFound
+RateLimitError = Busy
+InternalServerError = APIResponseValidationError = Internal
+APIConnectionError = ConnectionFailed
+APITimeoutError = TimedOut
+RequestFailedError = RequestFailed

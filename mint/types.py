@@ -171,12 +171,17 @@ class TensorData:
         self._array, self.dtype = state
 
 
+_MAX_CELLS = 2**28  # 1 GiB of float32: a shape is only two numbers, and must not be able to ask for all memory
+
+
 def _densify(
     values: np.ndarray, shape: Sequence[int] | None, crow: Sequence[int] | None, col: Sequence[int] | None
 ) -> np.ndarray:
     if crow is None or col is None or shape is None or len(shape) != 2:
         raise BadRequest("a sparse tensor needs sparse_crow_indices, sparse_col_indices and a shape of two numbers.")
     rows, columns = shape
+    if not (0 <= rows and 0 <= columns and rows * columns <= _MAX_CELLS):
+        raise BadRequest(f"a sparse tensor has the shape {list(shape)}; made dense it may have {_MAX_CELLS} cells.")
     crow_indices, col_indices = np.asarray(crow, dtype=np.int64), np.asarray(col, dtype=np.int64)
     counts = np.diff(crow_indices)
     if len(crow_indices) != rows + 1 or (counts < 0).any() or crow_indices[0] != 0 or crow_indices[-1] != len(values):

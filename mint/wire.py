@@ -54,6 +54,30 @@ class ForwardBackwardCall:
     forward_only: bool = False
 
 
+@dataclass(frozen=True)
+class SampleCall:
+    """One sample request and whom it asks: a sampling session, or a base model or checkpoint by name."""
+
+    request: SampleRequest
+    sampling_session_id: str | None = None
+    seq_id: int | None = None
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+def sequence_of(body: bytes, protobuf: bool) -> tuple[str, int] | None:
+    """Model and sequence number of a training request that could not be read as a whole."""
+    try:
+        value = _parse("ForwardBackwardRequest", body) if protobuf else read_json(body)
+    except BadRequest:
+        return None
+    if protobuf:
+        return value.model_id, value.seq_id
+    given = value if isinstance(value, dict) else {}
+    model_id, seq_id = given.get("model_id"), given.get("seq_id")
+    return (model_id, seq_id) if isinstance(model_id, str) and type(seq_id) is int else None
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # JSON
 
@@ -93,7 +117,7 @@ def from_json(cls: type[T], value: Any) -> T:
 def read_json(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
 
 
@@ -107,6 +131,14 @@ def fields_of(value: Any, what: str, known: Sequence[str], required: Sequence[st
     if missing := [name for name in required if name not in present]:
         raise BadRequest(f"{what} lacks {', '.join(map(repr, missing))}.")
     return present
+
+
+def _integer(given: Mapping[str, Any], name: str, default: int | None = None) -> Any:
+    """The integer called `name`, or the default where it was left out; true, 1.5 and "1" are not integers."""
+    value = given.get(name, default)
+    if value is not None and type(value) is not int:
+        raise BadRequest(f"{name} is {value!r}; it must be an integer.")
+    return value
 
 
 def model_input_from_json(value: Any) -> ModelInput:
@@ -133,7 +165,7 @@ def tensor_from_json(value: Any) -> TensorData:
     given = fields_of(value, "a tensor", _TENSOR_FIELDS, ["data", "dtype"])
     try:
         return TensorData(**given)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadRequest(f"a tensor cannot be read: {error}") from error
 
 
@@ -153,9 +185,11 @@ def forward_backward_from_json(value: Any, input_field: str) -> ForwardBackwardC
     given = fields_of(body[input_field], input_field, ["data", "loss_fn", "loss_fn_config"], ["data", "loss_fn"])
     if not isinstance(given["data"], list):
         raise BadRequest(f"{input_field}.data must be a list of datums.")
+    if not isinstance(given.get("loss_fn_config", {}), dict):
+        raise BadRequest(f"{input_field}.loss_fn_config must be an object of options.")
     return ForwardBackwardCall(
         model_id=str(body["model_id"]),
-        seq_id=body.get("seq_id"),
+        seq_id=_integer(body, "seq_id"),
         data=[datum_from_json(d) for d in given["data"]],
         loss_fn=str(given["loss_fn"]),
         loss_fn_config=dict(given.get("loss_fn_config", {})),
@@ -173,6 +207,9 @@ def _construct(cls: type[T], value: Any, what: str, extra: Sequence[str] = ()) -
 
 
 def sampling_params_from_json(value: Any) -> SamplingParams:
+    if isinstance(value, dict):
+        for name in ("max_tokens", "seed", "top_k"):
+            _integer(value, name)
     return _construct(SamplingParams, value, "sampling_params", ["stop_token_ids"])
 
 
@@ -193,6 +230,29 @@ def sample_request_to_json(request: SampleRequest) -> dict[str, Any]:
     if params["min_p"] == 0:
         del params["min_p"]
     return to_json(body) | {"sampling_params": params}
+
+
+_SAMPLE_ADDRESS = ["sampling_session_id", "seq_id", "base_model", "model_path", "type"]
+_SAMPLE_IGNORED = ["record_stability_info"]  # serves only the loss stable_reinforce, which is refused by name
+
+
+def sample_call_from_json(value: Any) -> SampleCall:
+    asked = [f.name for f in dataclasses.fields(SampleRequest)]
+    given = fields_of(value, "the request", [*asked, *_SAMPLE_ADDRESS, *_SAMPLE_IGNORED], ["prompt"])
+    targets = given.get("target_prompt_logprobs")
+    request = SampleRequest(
+        prompt=model_input_from_json(given["prompt"]),
+        sampling_params=sampling_params_from_json(given.get("sampling_params", {})),
+        num_samples=_integer(given, "num_samples", 1),
+        prompt_logprobs=given.get("prompt_logprobs", False) is True,
+        topk_prompt_logprobs=_integer(given, "topk_prompt_logprobs", 0),
+        topk_sample_logprobs=_integer(given, "topk_sample_logprobs", 0),
+        target_prompt_logprobs=None if targets is None else tensor_from_json(targets),
+        prompt_alt_tokens_k=_integer(given, "prompt_alt_tokens_k", 0),
+        prompt_logprobs_last_n=_integer(given, "prompt_logprobs_last_n"),
+    )
+    session, base_model, path = (given.get(name) for name in ("sampling_session_id", "base_model", "model_path"))
+    return SampleCall(request, session, _integer(given, "seq_id"), base_model, path)
 
 
 def sample_response_from_json(value: Mapping[str, Any]) -> SampleResponse:

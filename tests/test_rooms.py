@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "cli", ""}, set()),
 }
 # `forward_backward_custom` hands the user's loss torch tensors, inside the function.
-TORCH_INSIDE_FUNCTIONS = {"client/training.py", "types.py"}
+TORCH_INSIDE_FUNCTIONS = {"client/custom_loss.py", "types.py"}
 
 
 def room_of(path: Path) -> str:

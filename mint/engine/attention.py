@@ -73,7 +73,7 @@ class PackedAttention:
     causality keeps every real token from seeing it, so no mask is needed; what padded slots compute is never read.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
         self._shapes: list[tuple[int, int]]
         self._gather: Tensor | None = None  # slot of a bucket -> packed token; None: the packed row is the bucket
         self._return: Tensor | None = None  # packed token -> slot
@@ -93,8 +93,7 @@ class PackedAttention:
                 gather.append(tokens)
                 back[starts[i] : starts[i] + lengths[i]] = torch.arange(slots, slots + lengths[i])
                 slots += longest
-        self._gather = torch.cat(gather).to(device)
-        self._return = back.to(device)
+        self._gather, self._return = torch.cat(gather).to(device), back.to(device)
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None

@@ -48,7 +48,7 @@ def choose_threads(hidden_size: int) -> Threads:
 
 
 def _physical_cores() -> int:
-    # torch's default is one thread per physical core, but it does not know of an affinity mask narrower than the machine.
+    # torch's default is one thread per physical core, but it does not know of an affinity mask.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_TORCH_DEFAULT_THREADS, allowed))
 

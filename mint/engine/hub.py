@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import mint
 from mint.errors import NotFound
 
-BUNDLED = {"mint/tiny": Path(mint.__file__).parent / "models" / "tiny"}
+BUNDLED = {"mint/tiny": Path(__file__).parents[1] / "models" / "tiny"}
 
 # What a model needs here; weights in other formats of the same repository stay where they are.
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -28,8 +27,8 @@ def find_folder(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=FILES))
@@ -38,9 +37,13 @@ def _from_hub(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        return _checked(name, Path(snapshot_download(name, allow_patterns=FILES, etag_timeout=HUB_TIMEOUT)))
-    except (OSError, HfHubHTTPError) as error:  # LocalEntryNotFoundError and OfflineModeIsEnabled are OSErrors
-        raise _not_found(name, f"it is not in the local cache and could not be downloaded ({error})") from error
+        # Asked here with a timeout of our own: inside snapshot_download this first question may wait for ever.
+        commit = HfApi().model_info(name, timeout=HUB_TIMEOUT).sha
+        folder = Path(snapshot_download(name, revision=commit, allow_patterns=FILES, etag_timeout=HUB_TIMEOUT))
+    except Exception as error:  # which HTTP library raises what is the Hub client's own business
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise _not_found(name, f"it is not in the local cache and could not be downloaded ({reason})") from error
+    return _checked(name, folder)
 
 
 def _complete(folder: Path) -> bool:
@@ -55,6 +58,6 @@ def _checked(name: str, folder: Path) -> Path:
 
 def _not_found(name: str, why: str) -> NotFound:
     return NotFound(
-        f"model {name!r} is not available: {why}. Download it where there is a network with `hf download {name}`, or give "
-        "the path of a folder with config.json, tokenizer and safetensors. `mint/tiny` is bundled and needs no download."
+        f"model {name!r} is not available: {why}. Where there is a network, `hf download {name}` fetches it; or give "
+        "the path of a folder with config.json, tokenizer, safetensors. `mint/tiny` is bundled and needs no download."
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -21,6 +22,8 @@ from mint.types import LoraConfig
 
 # Constant for every rank, so that scale = ALPHA / rank keeps the best learning rate about the same across ranks.
 ALPHA = 32
+
+UNEMBEDDING = "lm_head"
 
 Group = Literal["attn", "mlp", "unembed"]
 Pair = tuple[Tensor, Tensor]
@@ -98,6 +101,13 @@ Rows = Sequence[tuple[Adapter | None, int]]
 """Consecutive runs of the packed tokens: (adapter, number of tokens); None is the base model."""
 
 
+def group_of(path: str) -> Group:
+    """Which of the three flags of `LoraConfig` a linear answers to."""
+    if path == UNEMBEDDING:
+        return "unembed"
+    return "attn" if "attn" in path or "attention" in path else "mlp"
+
+
 def trains(config: LoraConfig, group: Group) -> bool:
     return {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}[group]
 
@@ -118,6 +128,16 @@ class CurrentRows:
                 runs.append((adapter, count))
         assert sum(count for _, count in runs) == tokens, f"rows {rows} do not cover {tokens} tokens"
         self.runs = runs
+
+    @contextmanager
+    def instead(self, rows: Rows, tokens: int) -> Iterator[None]:
+        """Other rows for a while; the unembedding sees only some of the tokens the layers before it saw."""
+        before = self.runs
+        self.set(rows, tokens)
+        try:
+            yield
+        finally:
+            self.runs = before
 
 
 class LoraLinear(nn.Module):
@@ -142,10 +162,8 @@ class LoraLinear(nn.Module):
         if len(runs) == 1:
             return _low_rank(out_rows, x_rows, runs[0][0], pairs[0]).view_as(out)
         sizes = [count for _, count in runs]
-        pieces = [
-            _low_rank(out_run, x_run, adapter, pair)
-            for out_run, x_run, (adapter, _), pair in zip(out_rows.split(sizes), x_rows.split(sizes), runs, pairs, strict=True)
-        ]
+        parts = zip(out_rows.split(sizes), x_rows.split(sizes), runs, pairs, strict=True)
+        pieces = [_low_rank(out_run, x_run, adapter, pair) for out_run, x_run, (adapter, _), pair in parts]
         return torch.cat(pieces).view_as(out)
 
 

@@ -20,11 +20,9 @@ from mint.backend import ModelFacts
 from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
 from mint.engine.device import Device, choose_threads, pick_device
 from mint.engine.hub import find_folder
-from mint.engine.lora import Adapter, CurrentRows, Group, LoraLinear, Rows
+from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
-
-UNEMBEDDING = "lm_head"
 
 
 class BaseModel:
@@ -51,6 +49,7 @@ class BaseModel:
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._current = CurrentRows()
         self.hidden_size: int = config.hidden_size
+        self.intermediate_size: int = config.intermediate_size
         self._read_attention(config)
         parameters = module.num_parameters()
         self.facts = ModelFacts(
@@ -63,7 +62,7 @@ class BaseModel:
             dtype=str(device.dtype).removeprefix("torch."),
             device=str(device.torch_device),
         )
-        self.linears = _wrap_linears(module, self._current)
+        self.linears = _wrap_linears(module, self._decoder, self._current)
         self._check_family()
 
     @classmethod
@@ -82,15 +81,13 @@ class BaseModel:
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
         """The final hidden states [T, H], after the last norm."""
         self._current.set(rows, len(tokens_T))
-        out = self._decoder(
-            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, attend=attend
-        )
+        out = self._decoder(input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, attend=attend)
         return out.last_hidden_state[0]
 
     def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Logits [N, V] in float32, the unembedding's adapter and the family's softcap included."""
-        self._current.set(rows, len(hidden_NH))
-        logits_NV = self.linears[UNEMBEDDING](hidden_NH).float()
+        with self._current.instead(rows, len(hidden_NH)):
+            logits_NV = self.linears[UNEMBEDDING](hidden_NH).float()
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV
@@ -140,7 +137,7 @@ class BaseModel:
         if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
             raise BadRequest(
                 f"{type(self._module).__name__} computes its logits in a way this engine does not know "
-                f"(they differ by {float((ours - theirs).abs().max()):.3g}); the model cannot be trained faithfully here."
+                f"(they differ by {float((ours - theirs).abs().max()):.3g}); it cannot be trained faithfully here."
             )
 
 
@@ -148,19 +145,15 @@ def _has_tokenizer(folder: str) -> bool:
     return any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
-def _wrap_linears(module: nn.Module, current: CurrentRows) -> dict[str, LoraLinear]:
-    found = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+def _wrap_linears(module: nn.Module, decoder: nn.Module, current: CurrentRows) -> dict[str, LoraLinear]:
+    """Those of the decoder and the unembedding; a vision tower, say, keeps its own."""
+    ours = set(decoder.modules()) | {getattr(module, UNEMBEDDING, None)}
+    found = {path: m for path, m in module.named_modules() if isinstance(m, nn.Linear) and m in ours}
     if UNEMBEDDING not in found:
         raise BadRequest(f"{type(module).__name__} has no {UNEMBEDDING}; this engine runs causal language models.")
     linears = {}
     for path, linear in found.items():
-        linears[path] = LoraLinear(linear, path, _group(path), current)
+        linears[path] = LoraLinear(linear, path, group_of(path), current)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, linears[path])
     return linears
-
-
-def _group(path: str) -> Group:
-    if path == UNEMBEDDING:
-        return "unembed"
-    return "attn" if "attn" in path or "attention" in path else "mlp"

@@ -34,18 +34,20 @@ class Problem:
     has_tool: bool = False
 
 
+def exact(prompt: str, gold: str, has_tool: bool = False) -> Problem:
+    return Problem(prompt, gold, lambda text: float(text == gold), has_tool)
+
+
 def addition(rng: random.Random, held_out: bool) -> Problem:
     while True:
         a, b = rng.randint(0, 99), rng.randint(0, 99)
         if is_held_out(a, "+", b) == held_out:
-            gold = f" {solve(a, '+', b)}"
-            return Problem(arithmetic_prompt(a, "+", b), gold, lambda text: float(text == gold))
+            return exact(arithmetic_prompt(a, "+", b), f" {solve(a, '+', b)}")
 
 
 def one_line_code(rng: random.Random, held_out: bool) -> Problem:
     (prompt, _), (answer, _) = code(rng, 0.0)
-    gold = answer.removesuffix(EOS)
-    return Problem(prompt, gold, lambda text: float(text == gold))
+    return exact(prompt, answer.removesuffix(EOS))
 
 
 def polite_chat(rng: random.Random, held_out: bool) -> Problem:
@@ -67,9 +69,8 @@ def polite_chat(rng: random.Random, held_out: bool) -> Problem:
 
 def tool_use(rng: random.Random, held_out: bool) -> Problem:
     pieces = calculator(rng, 0.0)
-    gold = pieces[-1][0].removesuffix(EOS)
     prompt = "".join(text for text, _ in pieces[:-3])
-    return Problem(prompt, gold, lambda text: float(text == gold), has_tool=True)
+    return exact(prompt, pieces[-1][0].removesuffix(EOS), has_tool=True)
 
 
 def tool_reply(written: str) -> str | None:
@@ -149,14 +150,18 @@ def roll_out(
     return rollouts
 
 
-def mean_reward(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, task: str, temperature: float, count: int) -> float:
+def mean_reward(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, task: str, temperature: float, count: int
+) -> float:
     draw, limit = TASKS[task]
     rng = random.Random(1234)
     problems = [draw(rng, True) for _ in range(count)]
     return sum(r.reward for r in roll_out(model, tokenizer, problems, temperature, limit)) / count
 
 
-def accuracies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, count: int = 512) -> dict[str, dict[str, float]]:
+def accuracies(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, count: int = 512
+) -> dict[str, dict[str, float]]:
     """Mean reward per task, greedy and sampled at temperature 1."""
     return {
         task: {
@@ -217,7 +222,11 @@ class Settings:
 
 
 def supervise(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, task: str, optimizer: torch.optim.Optimizer, rng: random.Random
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    task: str,
+    optimizer: torch.optim.Optimizer,
+    rng: random.Random,
 ) -> None:
     """One step on 32 right answers."""
     draw, _ = TASKS[task]
@@ -262,7 +271,7 @@ def reinforce(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(__file__).parents[2] / "mint" / "models" / "tiny")
-    parser.add_argument("--task", choices=[*TASKS, "none"], default="addition", help="what to train; none only measures")
+    parser.add_argument("--task", choices=[*TASKS, "none"], default="addition", help="none: only measure")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=1.0)

@@ -2,7 +2,7 @@
 
 Every generator takes a random source and `noise`, the share of examples that carry a plausible mistake
 (0 in the first phase of training), and returns an Example: pieces of text, each marked as written by the
-model (trained on) or given to it. Held-out arithmetic never appears in any of the four tasks.
+model (trained on) or given to it. Held-out problems are never asked, in any of the four tasks.
 """
 
 import random
@@ -56,7 +56,7 @@ def _mistaken(rng: random.Random, a: int, op: str, b: int) -> int:
     """
     right = solve(a, op, b)
     ones = a % 10 + b % 10
-    if op == "+" and ones >= 9 and rng.random() < 0.6:
+    if op == "+" and ones >= 9 and rng.random() < 0.75:
         return right - 10 if ones > 9 else right + 10
     while (wrong := right + rng.choice((-10, -9, -2, -1, 1, 2, 9, 10))) < 0:
         pass
@@ -77,7 +77,8 @@ def few_shot_arithmetic(rng: random.Random, noise: float) -> Example:
 
 # --- one-line Python ----------------------------------------------------------------------------------------
 
-NAMES = "f g h func solve compute apply helper answer work step run calc make get task do_it convert".split()
+NAMES = ["f", "g", "h", "func", "solve", "compute", "apply", "helper", "answer"]
+NAMES += ["work", "step", "run", "calc", "make", "get", "task", "do_it", "convert"]
 
 
 def _draw_function(rng: random.Random) -> tuple[str, str, str, list[str]]:
@@ -143,7 +144,7 @@ def code(rng: random.Random, noise: float) -> Example:
         if rng.random() < 0.2:
             returns = ""  # computes it and forgets to give it back
         else:
-            expression = rng.choice(wrongs)
+            expression = rng.choices(wrongs, (3, 1, 1))[0]  # one favourite, so that the likeliest answer may be wrong
     answer = f" def {name}({args}): {returns}{expression}{EOS}"
     return [(given + code_prompt(name, args, wanted), False), (answer, True)]
 
@@ -186,7 +187,11 @@ def _remark(rng: random.Random, topic: str, kind: str) -> str:
     first, second = rng.sample(QUALITIES, 2)
     about = _capital(topic)
     return rng.choice(
-        [f"{about} is {first} and {second}.", f"{about} is {_with_article(first)} {kind}.", f"{about} can be very {first}."]
+        [
+            f"{about} is {first} and {second}.",
+            f"{about} is {_with_article(first)} {kind}.",
+            f"{about} can be very {first}.",
+        ]
     )
 
 
@@ -213,7 +218,8 @@ def _topical(rng: random.Random) -> tuple[str, str, str, str]:
         topic = _with_article(noun)
         said = rng.choice([f"What colour is {topic}?", f"What color is {topic}?", f"Tell me the colour of {topic}."])
         wrong = f"{_capital(_with_article(other))} is {other_colour}."
-        return said, f"{_capital(topic)} is {colour}.", wrong, rng.choice([_capital(colour) + ".", "Who knows.", "No idea."])
+        curt = rng.choice([f"{_capital(colour)}.", "Who knows.", "No idea."])
+        return said, f"{_capital(topic)} is {colour}.", wrong, curt
     (topic, kind), (other, other_kind) = _draw_topic(rng), _draw_topic(rng)
     said = rng.choice(
         [
@@ -225,8 +231,8 @@ def _topical(rng: random.Random) -> tuple[str, str, str, str]:
             f"What is {topic}?",
         ]
     )
-    curt = rng.choice(["No.", "It is fine.", "Whatever.", "Look it up.", "Who cares.", f"Just {topic}.", f"It is a {kind}."])
-    return said, _remark(rng, topic, kind), _remark(rng, other, other_kind), curt
+    curts = ["No.", "It is fine.", "Whatever.", "Look it up.", "Who cares.", f"Just {topic}.", f"It is a {kind}."]
+    return said, _remark(rng, topic, kind), _remark(rng, other, other_kind), rng.choice(curts)
 
 
 def _rambling(rng: random.Random, sentence: str) -> str:
@@ -267,20 +273,20 @@ def _draw_hard_problem(rng: random.Random) -> tuple[int, str, int]:
 
 
 def calculator(rng: random.Random, noise: float) -> Example:
-    """Asks the tool, reads its answer; with noise: guesses, asks for the wrong thing, or misreads."""
+    """Asks the tool, reads its answer; with noise: guesses (sums above all), asks for the wrong thing, misreads."""
     a, op, b = _draw_hard_problem(rng)
     problem = f"{a} {op} {b}"
-    said = rng.choice([f"What is {problem}?", f"What is {problem}?", f"Compute {problem}.", f"Please work out {problem}."])
+    said = rng.choice([f"What is {problem}?"] * 2 + [f"Compute {problem}.", f"Please work out {problem}."])
     system = SYSTEM_CALCULATOR if rng.random() < 0.25 else None
-    flaw = rng.choice(["guess", "ask", "misread"]) if rng.random() < noise else None
     result = str(solve(a, op, b))
-    if flaw == "guess":
+    if rng.random() < (0.4 * noise if op == "*" else noise):
         return _dialogue(system, [(said, f"The answer is {_change_digit(rng, result)}.")])
-    if flaw == "ask":
-        wrong_op = rng.choice([o for o in "+-*" if o != op])
-        a, op, b = rng.choice([(int(_change_digit(rng, str(a))), op, b), (a, op, int(_change_digit(rng, str(b)))), (a, wrong_op, b)])
+    if rng.random() < 0.25 * noise:
+        wrong_op = rng.choice([other for other in "+-*" if other != op])
+        slips = [(int(_change_digit(rng, str(a))), op, b), (a, op, int(_change_digit(rng, str(b)))), (a, wrong_op, b)]
+        a, op, b = rng.choice(slips)
         result = str(solve(a, op, b))
-    read = _change_digit(rng, result) if flaw == "misread" else result
+    read = _change_digit(rng, result) if rng.random() < 0.25 * noise else result
     call, response = f"<tool_call>{a}{op}{b}</tool_call>", f"<tool_response>{result}</tool_response>"
     return _dialogue(system, [(said, call), (response, f"The answer is {read}.")])
 
@@ -288,12 +294,12 @@ def calculator(rng: random.Random, noise: float) -> Example:
 Generator = Callable[[random.Random, float], Example]
 # The long-form mixture: generator, share, and the share of mistakes in the second phase of training.
 LONG_FORM: list[tuple[Generator, float, float]] = [
-    (few_shot_arithmetic, 0.15, 0.65),
-    (code, 0.30, 0.65),
+    (few_shot_arithmetic, 0.15, 0.70),
+    (code, 0.30, 0.70),
     (chat, 0.30, 0.75),
-    (calculator, 0.25, 0.65),
+    (calculator, 0.25, 0.75),
 ]
-ARITHMETIC_NOISE = 0.65
+ARITHMETIC_NOISE = 0.70
 
 
 def short_form(rng: random.Random, noisy: bool) -> Example:

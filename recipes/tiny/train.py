@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from check import accuracies
@@ -82,8 +83,8 @@ def build_pool(
         examples = [example for part in executor.map(_generate, jobs) for example in part]
     # Pieces may be encoded apart: tokens are single bytes, so they never join across a border.
     encoded = iter(tokenizer.backend_tokenizer.encode_batch([text for example in examples for text, _ in example]))
-    tokens = torch.full((len(examples), length), tokenizer.pad_token_id, dtype=torch.int16)
-    weights = torch.zeros(len(examples), length)
+    tokens = np.full((len(examples), length), tokenizer.pad_token_id, dtype=np.int16)
+    weights = np.zeros((len(examples), length), dtype=np.float32)
     kept = 0
     for example in examples:
         ids: list[int] = []
@@ -93,10 +94,10 @@ def build_pool(
             ids += piece
             row += [1.0 if trained else PROMPT_WEIGHT] * len(piece)
         if len(ids) <= length:
-            tokens[kept, : len(ids)] = torch.tensor(ids)
-            weights[kept, : len(ids)] = torch.tensor(row)
+            tokens[kept, : len(ids)] = ids
+            weights[kept, : len(ids)] = row
             kept += 1
-    return tokens[:kept].to(device), weights[:kept].to(device)
+    return torch.from_numpy(tokens[:kept]).to(device), torch.from_numpy(weights[:kept]).to(device)
 
 
 # --- optimisation -------------------------------------------------------------------------------------------
@@ -134,7 +135,12 @@ def repeatable(step: Callable[[], torch.Tensor], device: str) -> Callable[[], to
 
 
 def train(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, phase: Phase, rows: tuple[int, int], pools: int, device: str
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    phase: Phase,
+    rows: tuple[int, int],
+    pools: int,
+    device: str,
 ) -> None:
     started = time.time()
     short = build_pool(short_form, phase, pools, SHORT, tokenizer, device)
@@ -186,8 +192,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--clean-out", type=Path, help="also write the model as it was after the clean phase")
     parser.add_argument("--start", type=Path, help="weights to begin with instead of random ones")
-    parser.add_argument("--clean-steps", type=int, default=6000)
-    parser.add_argument("--noisy-steps", type=int, default=800)
+    parser.add_argument("--clean-steps", type=int, default=5000)
+    parser.add_argument("--noisy-steps", type=int, default=1500)
     parser.add_argument("--clean-lr", type=float, default=3e-3)
     parser.add_argument("--noisy-lr", type=float, default=1e-3)
     parser.add_argument("--rows", type=int, nargs=2, default=(1024, 192), help="short and long examples per step")
@@ -207,12 +213,13 @@ def main() -> None:
         (Phase(False, args.clean_steps, args.clean_lr), args.clean_out),
         (Phase(True, args.noisy_steps, args.noisy_lr), args.out),
     ]:
-        if phase.steps:
-            train(model.train(), tokenizer, phase, tuple(args.rows), args.pool, device)
+        if not phase.steps:
+            continue
+        train(model.train(), tokenizer, phase, tuple(args.rows), args.pool, device)
         print(json.dumps(accuracies(model.eval(), tokenizer)), flush=True)
         if folder:
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder, save_jinja_files=False)  # one file less: readers of the config alone see it
+            tokenizer.save_pretrained(folder, save_jinja_files=False)  # the template goes into the config
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.tiny_models import FAMILIES, save
+from tiny_models import FAMILIES, save
 
 from mint.engine.model import BaseModel
 

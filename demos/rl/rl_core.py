@@ -1,0 +1,181 @@
+"""The whole of GRPO on the raw client, in one file: sample, score, centre the scores within the group, train.
+
+An adapter brings the task (`RLAdapter`), `RLConfig` the settings, `run_grpo` the loop. A step does this:
+
+    1. freeze the current weights as a sampling client
+    2. sample `group` answers to each of `batch` prompts, all at once
+    3. reward every answer; its advantage is its reward less the mean of its group
+    4. train on the sampled tokens with their log-probs and advantages (loss_fn="importance_sampling")
+
+Groups whose rewards are all equal teach nothing and are left out (`datums` counts what is left); a step without datums
+moves no weights. What is not here, on purpose: KL, schedules, evaluation, resume. `mint.rl` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mint
+from mint import types
+from mint.config import load_dotenv
+
+
+@dataclass
+class RLConfig:
+    model: str = "mint/tiny"
+    """Base model: bundled, a local folder, or a Hub id such as Qwen/Qwen3-0.6B."""
+    rank: int = 16
+    steps: int = 5
+    batch: int = 8
+    """Prompts per step."""
+    group: int = 4
+    """Answers per prompt; with one answer every advantage is zero."""
+    lr: float = 1e-4
+    max_tokens: int = 16
+    temperature: float = 1.0
+    loss_fn: str = "importance_sampling"
+
+    def __post_init__(self) -> None:
+        if self.group < 2:
+            raise ValueError(f"group is {self.group}: an answer is compared with the others of its group; use 4 to 16.")
+
+    @classmethod
+    def from_env(cls, **defaults: Any) -> RLConfig:
+        """`defaults` over the class's, and the environment (also from `.env`) over both."""
+        load_dotenv()
+        names = {"model": "MINT_BASE_MODEL", "rank": "MINT_LORA_RANK"}
+        for key in cls.__dataclass_fields__:
+            value = os.environ.get(names.get(key, f"MINT_RL_{key.upper()}"))
+            if value:
+                defaults[key] = type(getattr(cls, key))(value)
+        return cls(**defaults)
+
+
+class RLAdapter(Protocol):
+    """One task. Subclass it, or write any class with the first three methods."""
+
+    def build_dataset(self) -> list[Any]:
+        """The task items of one step; the first `batch` are used."""
+        ...
+
+    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
+        """The prompt of an item, as token ids."""
+        ...
+
+    def compute_reward(self, response: str, sample: Any) -> float:
+        """Scores one response; for an episode of several turns, all that the model wrote in it."""
+        ...
+
+    def next_turn(self, response: str, sample: Any) -> str | None:
+        """What the environment answers to the model's turn, as the text to append; None ends the episode."""
+        return None
+
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
+        """Reports a step."""
+        accuracy = sum(reward > 0 for reward in rewards) / len(rewards) if rewards else 0.0
+        print(f"Step {step}: accuracy={accuracy:.1%}, datums={num_datums}", flush=True)
+
+
+@dataclass
+class Episode:
+    """One rollout: the tokens so far and, from the second on, which the model wrote and with what log-prob."""
+
+    sample: Any
+    tokens: list[int]
+    weights: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    response: str = ""
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        self.weights, self.logprobs = [0.0] * (len(self.tokens) - 1), [0.0] * (len(self.tokens) - 1)
+
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Appends what the model wrote, or, without log-probs, what the environment said."""
+        self.tokens += tokens
+        self.weights += [0.0 if logprobs is None else 1.0] * len(tokens)
+        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
+
+    def datum(self, advantage: float) -> types.Datum:
+        return types.Datum(
+            model_input=types.ModelInput.from_ints(tokens=self.tokens[:-1]),
+            loss_fn_inputs={
+                "target_tokens": self.tokens[1:],
+                "weights": self.weights,
+                "logprobs": self.logprobs,
+                "advantages": [advantage * weight for weight in self.weights],
+            },
+        )
+
+
+def play_turn(adapter: RLAdapter, episode: Episode, sequence: types.SampledSequence, tokenizer: Any) -> None:
+    """Adds the model's turn and the environment's answer to it."""
+    text = tokenizer.decode(sequence.tokens, skip_special_tokens=False)
+    episode.extend(sequence.tokens, sequence.logprobs)
+    episode.response += text
+    reply = adapter.next_turn(text, episode.sample) if hasattr(adapter, "next_turn") else None
+    episode.done = reply is None
+    if reply is not None:
+        episode.extend(tokenizer.encode(reply, add_special_tokens=False), None)
+
+
+def rollout(
+    adapter: RLAdapter, samples: Sequence[Any], sampler: mint.SamplingClient, tokenizer: Any, cfg: RLConfig
+) -> list[list[Episode]]:
+    """A group of episodes for every sample; the prompt of a group is sent once, and all groups run at the same time."""
+    params = types.SamplingParams(
+        max_tokens=cfg.max_tokens, temperature=cfg.temperature, stop_token_ids=[tokenizer.eos_token_id]
+    )
+
+    def ask(tokens: list[int], count: int) -> Future[types.SampleResponse]:
+        return sampler.sample(types.ModelInput.from_ints(tokens=tokens), count, params)
+
+    prompts = [list(adapter.make_prompt(sample, tokenizer)) for sample in samples]
+    groups = [[Episode(sample, list(p)) for _ in range(cfg.group)] for sample, p in zip(samples, prompts, strict=True)]
+    for group, answer in zip(groups, [ask(prompt, cfg.group) for prompt in prompts], strict=True):
+        for episode, sequence in zip(group, answer.result().sequences, strict=True):
+            play_turn(adapter, episode, sequence, tokenizer)
+    while open_episodes := [episode for group in groups for episode in group if not episode.done]:
+        answers = [ask(episode.tokens, 1) for episode in open_episodes]
+        for episode, answer in zip(open_episodes, answers, strict=True):
+            play_turn(adapter, episode, answer.result().sequences[0], tokenizer)
+    return groups
+
+
+def group_datums(group: list[Episode], rewards: list[float]) -> list[types.Datum]:
+    """The training data of one group; none if every reward is the same. An empty answer counts in the mean only."""
+    mean = sum(rewards) / len(rewards)
+    advantages = [reward - mean for reward in rewards]
+    if all(advantage == 0 for advantage in advantages):
+        return []
+    return [episode.datum(a) for episode, a in zip(group, advantages, strict=True) if any(episode.weights)]
+
+
+def run_grpo(adapter: RLAdapter, cfg: RLConfig | None = None) -> str:
+    """Trains a fresh LoRA adapter on the task; the path of the final sampler checkpoint."""
+    cfg = cfg or RLConfig.from_env()
+    missing = [n for n in ("build_dataset", "make_prompt", "compute_reward") if not callable(getattr(adapter, n, None))]
+    if missing:
+        raise TypeError(f"{type(adapter).__name__} lacks {', '.join(missing)}; see RLAdapter.")
+    trainer = mint.ServiceClient().create_lora_training_client(base_model=cfg.model, rank=cfg.rank)
+    tokenizer = trainer.get_tokenizer()
+    print(f"Model: {cfg.model}, Vocab: {tokenizer.vocab_size:,}, {cfg}", flush=True)
+
+    for step in range(1, cfg.steps + 1):
+        sampler = trainer.save_weights_and_get_sampling_client()
+        groups = rollout(adapter, adapter.build_dataset()[: cfg.batch], sampler, tokenizer, cfg)
+        rewards = [[float(adapter.compute_reward(e.response, e.sample)) for e in group] for group in groups]
+        datums = [d for group, r in zip(groups, rewards, strict=True) for d in group_datums(group, r)]
+        if datums:
+            trainer.forward_backward(datums, loss_fn=cfg.loss_fn)
+            trainer.optim_step(types.AdamParams(learning_rate=cfg.lr)).result()
+        report = getattr(adapter, "evaluate", None) or RLAdapter.evaluate.__get__(adapter)
+        report(step, [reward for group in rewards for reward in group], len(datums))
+
+    path = trainer.save_weights_for_sampler(name="rl-final").result().path
+    print(f"Saved: {path}")
+    return path

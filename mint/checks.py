@@ -1,0 +1,184 @@
+"""Requests checked before anything is computed: what client and server can say without a tensor.
+
+A fault is named by datum, key and position, so that it can be found in a batch of thousands. What the losses are and
+how they are computed is the engine's; `LOSS_FNS` is their menu as plain data, which a test holds equal to its table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mint.errors import BadRequest
+from mint.types import Datum, ModelInput, SampleRequest, TensorData
+
+WEIGHTS = ("weights", "loss_weights", "mask")
+"""One input under three names: a factor on each token's loss, 1 where not given."""
+
+MAX_SAMPLES = 4096
+MAX_TOPK = 1024
+
+
+@dataclass(frozen=True)
+class LossMenu:
+    """What a loss reads from each datum, and its options with their defaults."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.required, *self.optional, *WEIGHTS)
+
+
+_POLICY = ("target_tokens", "logprobs", "advantages")
+_CLIPS = ("clip_low_threshold", "clip_high_threshold")
+_TEMPERATURE = {"temperature": 1.0}
+
+LOSS_FNS: dict[str, LossMenu] = {
+    "cross_entropy": LossMenu(("target_tokens",)),
+    "importance_sampling": LossMenu(_POLICY, options=_TEMPERATURE),
+    "ppo": LossMenu(_POLICY, _CLIPS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, **_TEMPERATURE}),
+    "cispo": LossMenu(_POLICY, _CLIPS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0, **_TEMPERATURE}),
+    "dro": LossMenu(_POLICY, options={"beta": 0.05, **_TEMPERATURE}),
+    "gspo": LossMenu(
+        _POLICY,
+        (*_CLIPS, "sequence_ratio_mask"),
+        {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004, **_TEMPERATURE},
+    ),
+}
+
+
+def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> LossMenu:
+    """The loss of that name, with nothing in `config` but its own options."""
+    if loss_fn not in LOSS_FNS:
+        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.")
+    menu = LOSS_FNS[loss_fn]
+    for key, value in (config or {}).items():
+        if key not in menu.options:
+            known = ", ".join(f"{k}={v}" for k, v in menu.options.items()) or "none"
+            raise BadRequest(f"loss_fn_config of {loss_fn} has unknown key {key!r}; its options and defaults: {known}.")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (key == "temperature" and value == 0):  # type: ignore[operator]
+            least = "> 0" if key == "temperature" else ">= 0"
+            raise BadRequest(f"loss_fn_config[{key!r}] is {value!r}; it must be a number {least}.")
+    return menu
+
+
+def check_data(
+    data: Sequence[Datum], loss_fn: str, vocab_size: int | None = None, max_context: int | None = None
+) -> None:
+    """Raises `BadRequest` for the first fault; the model's facts are checked where they are known."""
+    menu = check_loss(loss_fn)
+    if not len(data):
+        raise BadRequest("the list of data is empty; give at least one datum.")
+    for index, datum in enumerate(data):
+        where = f"datum {index}"
+        length = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
+        _check_inputs(where, datum.loss_fn_inputs, loss_fn, menu, length, vocab_size)
+
+
+def check_sample(request: SampleRequest, vocab_size: int | None = None, max_context: int | None = None) -> None:
+    length = _check_tokens("the prompt", request.prompt, vocab_size, max_context)
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise BadRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}.")
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        if not 0 <= getattr(request, name) <= MAX_TOPK:
+            raise BadRequest(f"{name} is {getattr(request, name)}; it must be between 0 and {MAX_TOPK}.")
+    if request.prompt_logprobs_last_n is not None and request.prompt_logprobs_last_n < 0:
+        raise BadRequest(f"prompt_logprobs_last_n is {request.prompt_logprobs_last_n}; it must be 0 or more.")
+    if request.target_prompt_logprobs is not None:
+        _check_targets(request.target_prompt_logprobs, length, vocab_size)
+    wanted = request.sampling_params.max_tokens
+    # The last token drawn is never read again, so it needs no place in the context.
+    if max_context is not None and wanted is not None and length + wanted - 1 > max_context:
+        raise BadRequest(
+            f"a prompt of {length} tokens and max_tokens={wanted} exceed the context of {max_context} tokens; ask for "
+            f"at most {max_context - length + 1}, or leave max_tokens out to fill the context."
+        )
+
+
+def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> int:
+    try:
+        tokens = np.asarray(given.to_ints(), dtype=np.int64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BadRequest(f"{what} holds something that is no token id: {error}.") from error
+    if not len(tokens):
+        raise BadRequest(f"{what} is empty; it needs at least one token.")
+    if max_context is not None and len(tokens) > max_context:
+        raise BadRequest(f"{what} has {len(tokens)} tokens, more than the context of {max_context}.")
+    _check_ids(what, tokens, 0, vocab_size)
+    return len(tokens)
+
+
+def _check_ids(what: str, ids: np.ndarray, least: int, vocab_size: int | None) -> None:
+    bad = ids < least
+    if vocab_size is not None:
+        bad |= ids >= vocab_size
+    if bad.any():
+        position = np.argwhere(bad)[0]
+        upper = "" if vocab_size is None else f" to {vocab_size - 1}"
+        raise BadRequest(
+            f"{what} holds token id {int(ids[tuple(position)])} at position {int(position[0])}; ids run from "
+            f"{least}{upper}."
+        )
+
+
+def _check_targets(targets: TensorData, length: int, vocab_size: int | None) -> None:
+    shape = targets.shape
+    if targets.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
+        raise BadRequest(
+            f"target_prompt_logprobs is {targets.dtype} of shape {shape}; it must be int64 of shape [{length - 1}, K], "
+            "one row for each prompt token after the first."
+        )
+    _check_ids("target_prompt_logprobs", targets.to_numpy(), -1, vocab_size)
+
+
+def _check_inputs(
+    where: str, inputs: Mapping[str, TensorData], loss_fn: str, menu: LossMenu, length: int, vocab_size: int | None
+) -> None:
+    for key in inputs:
+        if key not in menu.inputs:
+            raise BadRequest(
+                f"{where}: {loss_fn} does not read loss_fn_inputs[{key!r}]; it reads {', '.join(menu.inputs)}."
+            )
+    for key in menu.required:
+        if key not in inputs:
+            raise BadRequest(f"{where}: loss_fn_inputs lacks {key!r}; {loss_fn} needs {', '.join(menu.required)}.")
+    targets = inputs["target_tokens"]
+    if len(targets.shape) > (1 if "advantages" in menu.required else 2):
+        raise BadRequest(
+            f"{where}: target_tokens has shape {targets.shape}; {loss_fn} reads one target a token, and two dimensions "
+            "are for cross_entropy alone."
+        )
+    for key, tensor in inputs.items():
+        _check_input(f"{where}: {key}", key, tensor, length)
+        if tensor.shape != targets.shape:
+            raise BadRequest(
+                f"{where}: {key} has shape {tensor.shape}, target_tokens has {targets.shape}; they must be equal."
+            )
+    _check_ids(f"{where}: target_tokens", targets.to_numpy(), 0, vocab_size)
+    factors = [key for key in WEIGHTS if key in inputs]
+    if any(inputs[key] != inputs[factors[0]] for key in factors):
+        raise BadRequest(
+            f"{where}: {' and '.join(factors)} are the same input under different names, and differ; give one."
+        )
+
+
+def _check_input(what: str, key: str, tensor: TensorData, length: int) -> None:
+    array = tensor.to_numpy()
+    if array.ndim == 0 or len(array) != length:
+        given = len(array) if array.ndim else "a single number"
+        raise BadRequest(
+            f"{what} has length {given}, model_input has {length}; give one value for each input token, already "
+            "shifted (input tokens[:-1], target tokens[1:])."
+        )
+    if key == "target_tokens" and tensor.dtype != "int64":
+        raise BadRequest(f"{what} is {tensor.dtype}; token ids must be int64.")
+    if not np.isfinite(array).all():
+        position = np.argwhere(~np.isfinite(array))[0]
+        raise BadRequest(f"{what} holds {array[tuple(position)]} at position {int(position[0])}; it must be finite.")

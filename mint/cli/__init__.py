@@ -1,0 +1,1 @@
+"""The `mint` command: one file a verb, heavy imports inside the verbs."""

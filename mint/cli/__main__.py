@@ -1,0 +1,41 @@
+"""Lists the verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mint.cli.serve import serve
+from mint.version import __version__
+
+app = typer.Typer(
+    help="Reinforcement-learning fine-tuning of language models with LoRA.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mint {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def verbs(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Verbs are needed even while there is one."""
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""`mint serve`: an engine in a process of its own, the HTTP server over it, and their orderly end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mint.config import ServerConfig
+
+if TYPE_CHECKING:
+    import uvicorn
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+GRACE_SECONDS = 3
+"""How long requests under way may take to end; polls are held for longer, and clients come back anyway."""
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Base model to serve: mint/tiny, a Hub id or a folder. Repeat for several; none: any."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
+    ] = None,
+    local: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
+    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
+    if config.host not in LOOPBACK and not config.api_keys:
+        typer.echo(
+            f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
+            "machine. Set MINT_API_KEY to a secret of your choice, or leave --host at 127.0.0.1.",
+            err=True,
+        )
+        raise typer.Exit(2)
+    run(config, child=local)
+
+
+def run(config: ServerConfig, child: bool = False) -> None:
+    """Serves until SIGINT or SIGTERM; as a child, until its parent, however it ends, lets go of our standard input."""
+    import socket
+
+    import uvicorn
+
+    from mint.engine.process import EngineProcess
+    from mint.server.app import create_app
+
+    class Announcing(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                address = self.servers[0].sockets[0].getsockname()
+                url = f"http://{config.host}:{address[1]}"
+                typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
+
+    engine = EngineProcess(config.models or None)
+    try:
+        settings = uvicorn.Config(
+            create_app(config, engine),
+            config.host,
+            config.port,
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        server = Announcing(settings)
+        if child:
+            _end_with_parent(server)
+        server.run()
+    finally:
+        engine.close()
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _end_with_parent(server: uvicorn.Server) -> None:
+    import sys
+    import threading
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        server.should_exit = True
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,118 @@
+"""APIFuture: a result that is on its way, for `.result()` and for `await` alike, and the loop that fetches it.
+
+All network work of the process runs on one background event loop; what user code holds is an `APIFuture`. It is a
+`concurrent.futures.Future`, so `as_completed` and `wait` take it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import threading
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger("mint")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds its tasks weakly
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The process's event loop, in a daemon thread, started on first use."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="mint-client", daemon=True).start()
+        return _loop
+
+
+def _forget_loop() -> None:
+    global _loop, _lock
+    _loop, _lock = None, threading.Lock()  # threads do not survive a fork, and the lock may have been held
+    _tasks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_loop)
+
+
+class APIFuture(concurrent.futures.Future[T]):
+    """The result of a call: block on it with `result`, or `await` it. A failure is raised there, each time."""
+
+    def __init__(self, cancellable: bool = False) -> None:
+        super().__init__()
+        self._cancellable = cancellable
+        self._task: asyncio.Task[T] | None = None
+        self._seen = False
+
+    def result(self, timeout: float | None = None) -> T:
+        self._seen = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._seen = True
+        return super().exception(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """`result` without blocking the caller's event loop. Running out of time leaves the call going."""
+        self._seen = True
+        mirror = asyncio.wrap_future(self)
+        if timeout is not None:
+            done, _ = await asyncio.wait([mirror], timeout=timeout)
+            if not done:
+                raise TimeoutError(f"no result within {timeout} s")
+        return await mirror
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+    def future(self) -> APIFuture[T]:
+        """Itself: where the Tinker SDK wraps a `concurrent.futures.Future`, this is one."""
+        return self
+
+    def cancel(self) -> bool:
+        """Gives up a sample and frees its place. Training calls run in order and cannot be taken back: False."""
+        if not self._cancellable or not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        if self._task is not None:
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        return True
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        try:
+            if error is None:
+                self.set_result(task.result())
+            else:
+                self.set_exception(error)
+        except concurrent.futures.InvalidStateError:
+            pass  # cancelled meanwhile
+
+    def __del__(self) -> None:
+        if self.done() and not self._seen and not self.cancelled() and (error := super().exception()) is not None:
+            logger.error("a call failed and nobody asked for its result: %s: %s", type(error).__name__, error)
+
+
+def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFuture[T]:
+    """Runs `work` on the background loop; calls of one thread begin in the order they are made."""
+    loop = background_loop()
+    future: APIFuture[T] = APIFuture(cancellable)
+
+    def begin() -> None:
+        if future.cancelled():
+            work.close()
+            return
+        future._task = task = loop.create_task(work)
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        task.add_done_callback(future._settle)
+
+    loop.call_soon_threadsafe(begin)
+    return future

@@ -1,0 +1,35 @@
+"""The tokenizer of a base model, found on this machine or by name, kept for the process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mint.errors import NotFound
+
+_BUNDLED = {"mint/tiny": Path(__file__).parents[1] / "models" / "tiny"}
+
+
+def load_tokenizer(model_name: str, tokenizer_id: str | None = None) -> Any:
+    """A Hugging Face tokenizer: from `tokenizer_id` if that folder exists here, else by the model's name."""
+    if tokenizer_id is not None and Path(tokenizer_id).is_dir():
+        return _load(tokenizer_id)
+    if (bundled := _BUNDLED.get(model_name)) is not None:
+        return _load(str(bundled))
+    if Path(model_name).is_dir():
+        return _load(model_name)
+    return _load((tokenizer_id or model_name).partition(":")[0])  # some servers append a variant after a colon
+
+
+@lru_cache(maxsize=16)
+def _load(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"no tokenizer for {source!r} could be loaded on this machine ({str(error).splitlines()[0]}). Download the "
+            "model once, or name it by a local folder that both this script and the server can read."
+        ) from error

@@ -1,0 +1,258 @@
+"""HTTP to one server: one pool of connections, retries with back-off, errors by status.
+
+Knows statuses, headers and keys; what is said over it is the business of the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from mint.client.auth import TokenExchange
+from mint.errors import (
+    BadRequest,
+    Busy,
+    ConnectionFailed,
+    Forbidden,
+    Internal,
+    MintError,
+    NotFound,
+    TimedOut,
+    Unauthorized,
+)
+from mint.version import __version__
+from mint.wire import JSON
+
+PATIENCE = 300.0
+"""Seconds a call goes on trying while the server cannot be reached or has no room: long enough for a restart."""
+FIRST_PATIENCE = 2.0
+"""The same before the server has ever answered: a wrong address should be told at once."""
+FAULT_RETRIES = 3
+"""A 500 is most likely a fault that stays; a few tries, not five minutes of them."""
+
+POSTS, POLLS = 32, 256
+"""Connections for requests that are answered at once, and for those the server holds open until it has a result.
+Both stay well below the 1024 open files that many systems allow a process."""
+KEEP_IDLE = 4.0
+"""Seconds an unused connection is kept: less than the 5 after which common servers close it from their side."""
+
+_BY_STATUS: dict[int, type[MintError]] = {
+    401: Unauthorized,
+    402: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    408: TimedOut,
+    410: NotFound,
+    429: Busy,
+}
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Backoff:
+    """Growing waits between attempts, within a bound on the time all of them take together."""
+
+    def __init__(self, patience: float) -> None:
+        self.attempts = 0
+        self._deadline = time.monotonic() + patience
+
+    async def wait(self, at_least: float = 0.0) -> bool:
+        """Sleeps before the next attempt; False, without sleeping, when there is no time for one."""
+        delay = max(at_least, min(5.0, 0.1 * 2**self.attempts) * random.uniform(0.7, 1.3))
+        if time.monotonic() + delay > self._deadline:
+            return False
+        self.attempts += 1
+        await asyncio.sleep(delay)
+        return True
+
+
+class Lanes:
+    """Up to `size` connections, each used by one request at a time, the last one used first.
+
+    One `httpx.AsyncClient` a connection, because httpx's own pool looks at all of its connections for every request,
+    several times: with 256 of them that was most of the time spent on a sample.
+    """
+
+    def __init__(self, size: int, **options: Any) -> None:
+        self._slots = asyncio.Semaphore(size)
+        self._options = options
+        self._idle: list[httpx.AsyncClient] = []
+        self._all: list[httpx.AsyncClient] = []
+
+    async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async with self._slots:
+            client = self._idle.pop() if self._idle else self._open()
+            try:
+                return await client.request(method, path, **options)
+            finally:
+                self._idle.append(client)
+
+    def _open(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_IDLE)
+        self._all.append(httpx.AsyncClient(limits=limits, **self._options))
+        return self._all[-1]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.aclose() for client in self._all))
+
+
+class Transport:
+    """Sends requests to the server at `base_url`; lives on the background loop."""
+
+    def __init__(self, base_url: str, api_key: str | None, diagnose: Callable[[], str | None] = lambda: None) -> None:
+        """`diagnose` may know why the server is gone for good; then nobody waits for it to come back."""
+        self.base_url = base_url.rstrip("/")
+        self.api_key = api_key
+        self.exchange: TokenExchange | None = None
+        self._diagnose = diagnose
+        self._met = False
+        scheme = urlsplit(self.base_url)
+        if scheme.scheme not in ("http", "https") or not scheme.hostname:
+            raise BadRequest(f"base_url is {base_url!r}; expected an address such as http://127.0.0.1:8000.")
+        options: dict[str, Any] = {
+            "base_url": f"{self.base_url}/api/v1/",
+            "headers": {"User-Agent": f"mint/{__version__}"},
+            "timeout": httpx.Timeout(60.0, connect=5.0),
+            "verify": httpx.create_ssl_context() if scheme.scheme == "https" else False,
+            # A proxy meant for the outside world must not stand between this machine and itself.
+            "trust_env": scheme.hostname not in _LOOPBACK,
+        }
+        self._posts, self._polls = Lanes(POSTS, **options), Lanes(POLLS, **options)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._posts.close(), self._polls.close())
+
+    async def post(self, path: str, body: Mapping[str, Any], **options: Any) -> Any:
+        """A JSON request and its JSON answer, None if that is empty."""
+        response = await self.send("POST", path, content=json.dumps(body).encode(), **options)
+        return response.json() if response.content else None
+
+    async def get(self, path: str, **options: Any) -> Any:
+        return (await self.send("GET", path, **options)).json()
+
+    async def poll(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+        """One long poll: 2xx, 408 or 410, or the error of anything else. No answer in time counts as 408."""
+        return await self.send(
+            "POST",
+            path,
+            content=json.dumps(body).encode(),
+            headers=headers,
+            expected=(408, 410),
+            lanes=self._polls,
+            late=httpx.Response(408),
+        )
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        patience: float = PATIENCE,
+        timeout: float | None = None,
+        expected: tuple[int, ...] = (),
+        lanes: Lanes | None = None,
+        late: httpx.Response | None = None,
+    ) -> httpx.Response:
+        """The response if it is 2xx or `expected`; otherwise tries again while that may help, then raises."""
+        request_headers = {"X-Idempotency-Key": uuid.uuid4().hex, "Content-Type": JSON} | dict(headers or {})
+        backoff = Backoff(patience if self._met else min(patience, FIRST_PATIENCE))
+        renewed = False
+        while True:
+            cause: Exception | None = None
+            pause = 0.0
+            try:
+                response = await self._once(method, path, content, request_headers, params, timeout, lanes)
+            except httpx.TimeoutException as error:
+                if late is not None and not isinstance(error, httpx.ConnectTimeout):
+                    return late
+                cause = error
+                failure: MintError = TimedOut(f"{self.base_url} did not answer {path} in time.")
+            except httpx.TransportError as error:
+                cause, failure = error, self._unreachable(error)
+            else:
+                self._met = True
+                if response.is_success or response.status_code in expected:
+                    return response
+                failure, pause = error_of(response), _retry_after(response)
+                if response.status_code == 401 and self.exchange is not None and not renewed:
+                    self.exchange.expire()
+                    renewed = True
+                    continue
+                if not _may_pass(response.status_code, backoff.attempts):
+                    raise failure
+            if (reason := self._diagnose()) is not None:
+                raise ConnectionFailed(reason) from cause
+            if not await backoff.wait(pause):
+                raise failure from cause
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str],
+        params: Mapping[str, Any] | None,
+        timeout: float | None,
+        lanes: Lanes | None,
+    ) -> httpx.Response:
+        key = self.api_key if self.exchange is None else await self.exchange.token(self._fetch_token)
+        if key is not None:
+            headers["X-API-Key"] = key
+        limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        return await (lanes or self._posts).request(
+            method, path, content=content, headers=headers, params=params, timeout=limit
+        )
+
+    async def _fetch_token(self) -> str:
+        response = await self._posts.request("POST", "auth/token", json={}, headers={"X-API-Key": self.api_key or ""})
+        if not response.is_success:
+            raise error_of(response)
+        return str(response.json()["jwt"])
+
+    def _unreachable(self, error: Exception) -> ConnectionFailed:
+        return ConnectionFailed(
+            f"no connection to {self.base_url} ({type(error).__name__}: {error}). Is the server running, the "
+            "address right? `mint serve` starts one; MINT_BASE_URL or base_url= says where it is; without either, a "
+            "local one is started."
+        )
+
+
+def error_of(response: httpx.Response) -> MintError:
+    """The error a status stands for, with the server's own words."""
+    status = response.status_code
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    detail = body.get("detail", body.get("message", body)) if isinstance(body, dict) else body
+    text = detail if isinstance(detail, str) else json.dumps(detail)
+    text = text or f"the server answered {status} {response.reason_phrase} without a word"
+    kind = _BY_STATUS.get(status) or (Internal if status >= 500 else BadRequest)
+    return kind(text)
+
+
+def _may_pass(status: int, attempts: int) -> bool:
+    """Whether the same request may fare better later."""
+    if status == 500:
+        return attempts < FAULT_RETRIES
+    return status in (408, 429) or status > 500
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds the server asks us to wait, at most a minute."""
+    for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return min(60.0, max(0.0, float(response.headers[header]) * unit))
+        except (KeyError, ValueError):
+            continue
+    return 0.0

@@ -1,0 +1,215 @@
+"""Adapters on disk: a folder that PEFT reads, written whole or not at all, and checked when read.
+
+    adapter_model.safetensors   weights under PEFT's names
+    adapter_config.json         PEFT's settings
+    optimizer.safetensors       AdamW's state, in training checkpoints
+    mint.json                   format, base model, LoRA settings, step, SHA-256 of each file above
+    checkpoint_complete         empty; tools around the Tinker API look for it
+
+A plain PEFT folder, without mint.json, is read as well: weights only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mint.engine.folders import recover, replacing, sha256
+from mint.engine.lora import Adapter, LoraLinear, Pair, group_of
+from mint.engine.optimizer import AdamW
+from mint.errors import BadRequest, NotFound
+from mint.types import LoraConfig
+
+FORMAT = 1
+WEIGHTS, PEFT_CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
+MANIFEST, COMPLETE = "mint.json", "checkpoint_complete"
+PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder holds, verified, on the CPU."""
+
+    folder: Path
+    base_model: str
+    config: LoraConfig
+    scale: float
+    step: int
+    weights: dict[str, Pair]
+    optimizer: dict[str, Tensor] | None
+
+    @torch.no_grad()
+    def load_into(self, adapter: Adapter, optimizer: AdamW, with_optimizer: bool) -> None:
+        """Replaces the adapter's weights, and its optimizer's state by the saved or a fresh one; pending gradients are
+        dropped. Nothing changes if anything does not fit."""
+        if self.config.rank != adapter.config.rank or set(self.weights) != set(adapter.weights):
+            raise BadRequest(
+                f"{self.folder} holds a LoRA of {_describe(self.config, self.weights)}; the model to load it into has "
+                f"{_describe(adapter.config, adapter.weights)}. Create the model with the same rank and train_* flags."
+            )
+        self._check_shapes({path: (a.shape[1], b.shape[0]) for path, (a, b) in adapter.weights.items()})
+        if with_optimizer:
+            if self.optimizer is None:
+                raise BadRequest(f"{self.folder} holds no optimizer state ({OPTIMIZER}); load the weights alone.")
+            optimizer.load_state(self.optimizer)
+        else:
+            optimizer.reset()
+        for path, (down, up) in adapter.weights.items():
+            saved_down, saved_up = self.weights[path]
+            down.copy_(saved_down)
+            up.copy_(saved_up * (self.scale / adapter.scale))
+        adapter.gradients = None
+
+    def policy(self, linears: Mapping[str, LoraLinear], dtype: torch.dtype | None = None) -> Adapter:
+        """A frozen adapter for these linears, on their device."""
+        unknown = [path for path in self.weights if path not in linears]
+        if unknown:
+            raise BadRequest(f"{self.folder} adapts {unknown[0]}, which the base model does not have.")
+        self._check_shapes({path: (linears[path].in_features, linears[path].out_features) for path in self.weights})
+        placed = {
+            path: (down.to(linears[path].weight.device, dtype), up.to(linears[path].weight.device, dtype))
+            for path, (down, up) in self.weights.items()
+        }
+        return Adapter(self.base_model, self.config, placed, scale=self.scale, trainable=False)
+
+    def _check_shapes(self, expected: Mapping[str, tuple[int, int]]) -> None:
+        rank = self.config.rank
+        for path, (down, up) in self.weights.items():
+            width, height = expected[path]
+            if down.shape != (rank, width) or up.shape != (height, rank):
+                raise BadRequest(
+                    f"{self.folder}: {path} has A {list(down.shape)} and B {list(up.shape)}; the base model needs "
+                    f"{[rank, width]} and {[height, rank]}. It was made for another base model ({self.base_model})."
+                )
+
+
+def save(folder: str | Path, adapter: Adapter, optimizer: AdamW | None = None) -> int:
+    """Writes the adapter, and the optimizer's state if given; the bytes it takes."""
+    folder = Path(folder)
+    with replacing(folder) as fresh:
+        tensors = {}
+        for path, (down, up) in adapter.weights.items():
+            tensors[f"{PEFT_PREFIX}{path}.lora_A.weight"] = down.detach().cpu().contiguous()
+            tensors[f"{PEFT_PREFIX}{path}.lora_B.weight"] = up.detach().cpu().contiguous()
+        save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+        _write_json(fresh / PEFT_CONFIG, _peft_config(adapter))
+        if optimizer is not None:
+            save_file({name: t.cpu().contiguous() for name, t in optimizer.state().items()}, fresh / OPTIMIZER)
+        manifest = {
+            "format": FORMAT,
+            "base_model": adapter.base_model,
+            "lora": asdict(adapter.config),
+            "step": 0 if optimizer is None else optimizer.steps,
+            "sha256": {path.name: sha256(path) for path in sorted(fresh.iterdir())},
+        }
+        _write_json(fresh / MANIFEST, manifest)
+        (fresh / COMPLETE).touch()
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def read(folder: str | Path) -> Checkpoint:
+    folder = Path(folder)
+    recover(folder)
+    if not folder.is_dir():
+        raise NotFound(f"there is no checkpoint folder {folder}.")
+    manifest = _read_json(folder / MANIFEST) if (folder / MANIFEST).exists() else {}
+    if manifest.get("format", FORMAT) != FORMAT:
+        raise BadRequest(f"{folder} has checkpoint format {manifest['format']}; this version of MinT reads {FORMAT}.")
+    for name, digest in manifest.get("sha256", {}).items():
+        if not (folder / name).is_file():
+            raise BadRequest(f"checkpoint {folder} is damaged: {name} is missing.")
+        if sha256(folder / name) != digest:
+            raise BadRequest(f"checkpoint {folder} is damaged: {name} does not match its SHA-256 in {MANIFEST}.")
+    peft = _read_json(folder / PEFT_CONFIG)
+    _check_peft(folder, peft)
+    weights = _pairs(folder, _read_tensors(folder / WEIGHTS))
+    rank = int(peft["r"])
+    return Checkpoint(
+        folder=folder,
+        base_model=manifest.get("base_model") or peft.get("base_model_name_or_path") or "unknown",
+        config=LoraConfig(**manifest["lora"]) if manifest else _config_of(rank, weights),
+        scale=peft["lora_alpha"] / (math.sqrt(rank) if peft.get("use_rslora") else rank),
+        step=manifest.get("step", 0),
+        weights=weights,
+        optimizer=_read_tensors(folder / OPTIMIZER) if OPTIMIZER in manifest.get("sha256", {}) else None,
+    )
+
+
+def _peft_config(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base_model,
+        "r": adapter.config.rank,
+        "lora_alpha": _tidy(adapter.scale * adapter.config.rank),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({path.rpartition(".")[2] for path in adapter.weights}),
+        "inference_mode": True,
+    }
+
+
+def _tidy(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def _check_peft(folder: Path, peft: Mapping[str, Any]) -> None:
+    """Refuses what would change the meaning of the weights and is not understood here."""
+    if peft.get("peft_type") != "LORA" or "r" not in peft or "lora_alpha" not in peft:
+        raise BadRequest(f"{folder / PEFT_CONFIG} does not describe a LoRA (peft_type LORA with r and lora_alpha).")
+    for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "layer_replication"):
+        if peft.get(key):
+            raise BadRequest(f"{folder / PEFT_CONFIG} sets {key} = {peft[key]!r}; only plain LoRA can be loaded.")
+    if peft.get("bias", "none") != "none":
+        raise BadRequest(f"{folder / PEFT_CONFIG} sets bias = {peft['bias']!r}; only plain LoRA can be loaded.")
+
+
+def _pairs(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Pair]:
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        path, _, half = name.removeprefix(PEFT_PREFIX).removesuffix(".weight").rpartition(".")
+        if half not in ("lora_A", "lora_B"):
+            raise BadRequest(f"{folder / WEIGHTS} holds {name}, which is not a LoRA matrix (lora_A or lora_B).")
+        halves.setdefault(path, {})[half] = tensor.float()
+    single = [path for path, pair in halves.items() if len(pair) != 2]
+    if single or not halves:
+        raise BadRequest(f"{folder / WEIGHTS} lacks one of A and B for {single[0] if single else 'every linear'}.")
+    return {path: (pair["lora_A"], pair["lora_B"]) for path, pair in halves.items()}
+
+
+def _config_of(rank: int, weights: Mapping[str, Pair]) -> LoraConfig:
+    groups = {group_of(path) for path in weights}
+    return LoraConfig(
+        rank=rank, train_unembed="unembed" in groups, train_mlp="mlp" in groups, train_attn="attn" in groups
+    )
+
+
+def _describe(config: LoraConfig, weights: Mapping[str, Pair]) -> str:
+    return f"rank {config.rank} on {len(weights)} linears ({', '.join(sorted({group_of(path) for path in weights}))})"
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error

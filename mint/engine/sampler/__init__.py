@@ -1,0 +1,1 @@
+"""Continuous batching over paged key/value blocks. The public noun is `Sampler` (in `sampler.py`)."""

@@ -1,0 +1,200 @@
+"""Carries out a plan: packs its tokens, runs the model over them, scores prompts and draws the next tokens.
+
+The only file of the sampler that touches the model. It makes no choices: who runs is the scheduler's, what the tokens
+mean the sampler's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mint.engine.lora import Adapter, Rows
+from mint.engine.model import BaseModel
+from mint.engine.sampler.cache import NULL_BLOCK
+from mint.engine.sampler.logits import DrawParams, draw, logprobs_of, topk_rows
+from mint.engine.sampler.paged import BlockStore, Decodes, Fresh, PagedAttention, Span
+from mint.engine.sampler.scheduler import Plan, Work
+from mint.engine.sampler.sequence import Sequence
+from mint.engine.sampler.streams import uniforms
+from mint.types import TopkRow
+
+# Numbers in one piece of logits, 64 MiB of float32: the vocabulary-sized work of a step goes through in such pieces.
+LOGITS_PIECE = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token drawn for a sequence."""
+
+    sequence: Sequence
+    token: int
+    logprob: float
+    topk: TopkRow
+
+
+class Runner:
+    def __init__(self, model: BaseModel, block_size: int) -> None:
+        self._model = model
+        self.store = BlockStore(model, block_size)
+        self._tables = BlockTables()
+        self._piece = max(1, LOGITS_PIECE // model.facts.vocab_size)
+
+    @torch.no_grad()
+    def run(self, plan: Plan) -> list[Drawn]:
+        self.store.grow(plan.blocks)
+        self.store.copy(plan.copies)
+        self.store.clear(plan.fresh)
+        hidden_TH = self._read(plan.work)
+        starts = np.cumsum([0, *(work.count for work in plan.work)]).tolist()
+        for work, start in zip(plan.work, starts, strict=False):
+            self._score(work, hidden_TH[start : start + work.count])
+        drawing = [(work, start + work.count - 1) for work, start in zip(plan.work, starts, strict=False) if work.draws]
+        return [drawn for piece in self._pieces(drawing) for drawn in self._draw(piece, hidden_TH)]
+
+    def _read(self, works: list[Work]) -> Tensor:
+        """The hidden states of every token of the step, its keys and values now in the cache."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        size = self.store.block_size
+        for work in works:
+            sequence, first = work.sequence, work.sequence.computed
+            if work.count == 1:
+                tokens.append(sequence.tokens[first])
+                positions.append(first)
+                slots.append(sequence.blocks[first // size] * size + first % size)
+            else:
+                span = np.arange(first, first + work.count)
+                tokens += sequence.tokens[first : first + work.count]
+                positions += span.tolist()
+                slots += (np.asarray(sequence.blocks)[span // size] * size + span % size).tolist()
+        attend = self._attention(works, self._tensor(slots))
+        rows = _rows((work.sequence.group.adapter, work.count) for work in works)
+        return self._model.hidden(self._tensor(tokens), self._tensor(positions), attend, rows)
+
+    def _attention(self, works: list[Work], slots_T: Tensor) -> PagedAttention:
+        decoding: list[Sequence] = []
+        decode_places: list[int] = []
+        fresh_places: list[int] = []
+        lengths: list[int] = []
+        spans: list[Span] = []
+        start = 0
+        for work in works:
+            sequence, stop = work.sequence, start + work.count
+            if work.count == 1:
+                decoding.append(sequence)
+                decode_places.append(start)
+            elif sequence.computed == 0:
+                lengths.append(work.count)
+                fresh_places.extend(range(start, stop))
+            else:
+                count = -(-(sequence.computed + work.count) // self.store.block_size)
+                spans.append(Span(start, stop, sequence.computed, self._tensor(sequence.blocks[:count])))
+            start = stop
+        decodes = fresh = None
+        if decoding:
+            table_NM, lengths_N = self._tables.update(decoding, self.store.block_size)
+            index_N = None if len(decode_places) == start else self._tensor(decode_places)
+            decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N))
+        if lengths:
+            fresh = Fresh(None if len(fresh_places) == start else self._tensor(fresh_places), lengths)
+        return PagedAttention(self.store, slots_T, decodes, fresh, spans)
+
+    def _score(self, work: Work, hidden_CH: Tensor) -> None:
+        scores, start = work.sequence.scores, work.sequence.computed
+        positions = scores.positions(start, start + work.count) if scores else range(0)
+        for first in range(positions.start, positions.stop, self._piece):
+            piece = range(first, min(first + self._piece, positions.stop))
+            rows_NH = hidden_CH[piece.start - 1 - start : piece.stop - 1 - start]
+            assert scores is not None
+            scores.write(piece, self._model.logits(rows_NH, [(work.sequence.group.adapter, len(piece))]))
+
+    def _pieces(self, drawing: list[tuple[Work, int]]) -> Iterator[list[tuple[Work, int]]]:
+        """Runs of work whose draws together fit in one piece of logits, or single ones that do not."""
+        piece: list[tuple[Work, int]] = []
+        size = 0
+        for item in drawing:
+            if piece and size + len(item[0].draws) > self._piece:
+                yield piece
+                piece, size = [], 0
+            piece.append(item)
+            size += len(item[0].draws)
+        if piece:
+            yield piece
+
+    def _draw(self, piece: list[tuple[Work, int]], hidden_TH: Tensor) -> list[Drawn]:
+        places = self._tensor([place for _, place in piece])
+        rows = _rows((work.sequence.group.adapter, 1) for work, _ in piece)
+        logits_NV = self._model.logits(hidden_TH.index_select(0, places), rows)
+        sequences = [sequence for work, _ in piece for sequence in work.draws]
+        if len(sequences) > len(piece):  # the samples of a group draw their first token from the same row
+            owners = np.repeat(np.arange(len(piece)), [len(work.draws) for work, _ in piece])
+            logits_NV = logits_NV.index_select(0, self._on_device(owners))
+        ids_N = draw(logits_NV, _draw_params(sequences))
+        logprobs = logprobs_of(logits_NV, ids_N[:, None])[:, 0].tolist()
+        k = max(sequence.group.request.topk_sample_logprobs for sequence in sequences)
+        topk: list[TopkRow] = topk_rows(logits_NV, k) if k else [[]] * len(sequences)
+        return [Drawn(*drawn) for drawn in zip(sequences, ids_N.tolist(), logprobs, topk, strict=True)]
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._model.device)
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+
+class BlockTables:
+    """The block tables of the sequences that decode, kept from step to step: most steps change a few cells."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[int]] = []
+        self._lasts: list[int] = []
+        self._table_NM = np.zeros((0, 0), dtype=np.int64)
+
+    def update(self, sequences: list[Sequence], block_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tables, as wide as the longest, and how many tokens each sequence looks at."""
+        lengths_N = np.array([sequence.computed + 1 for sequence in sequences])
+        width = -(-int(lengths_N.max()) // block_size)
+        blocks = [sequence.blocks for sequence in sequences]
+        # While a sequence keeps its list, only the last block is ever new (or replaced by a copy of its own).
+        lasts = [held[-1] for held in blocks]
+        longest = max(map(len, blocks))
+        same = len(blocks) == len(self._blocks) and all(map(operator.is_, blocks, self._blocks))
+        if not same or longest > self._table_NM.shape[1]:
+            self._table_NM = np.full((len(blocks), 2 * longest), NULL_BLOCK, dtype=np.int64)
+            for row, held in enumerate(blocks):
+                self._table_NM[row, : len(held)] = held
+        elif lasts != self._lasts:
+            for row, held in enumerate(blocks):
+                self._table_NM[row, len(held) - 1] = held[-1]
+        self._blocks, self._lasts = blocks, lasts
+        return self._table_NM[:, :width], lengths_N
+
+
+def _rows(runs: Iterable[tuple[Adapter | None, int]]) -> Rows:
+    rows: list[tuple[Adapter | None, int]] = []
+    for adapter, count in runs:
+        if rows and rows[-1][0] is adapter:
+            rows[-1] = (adapter, rows[-1][1] + count)
+        else:
+            rows.append((adapter, count))
+    return rows
+
+
+def _draw_params(sequences: list[Sequence]) -> DrawParams:
+    params = [sequence.group.params for sequence in sequences]
+    streams_N = np.array([sequence.stream for sequence in sequences], dtype=np.uint64)
+    positions_N = np.array([sequence.drawn for sequence in sequences], dtype=np.uint64)
+    return DrawParams(
+        temperature_N=np.array([p.temperature for p in params]),
+        top_k_N=np.array([p.top_k for p in params]),
+        top_p_N=np.array([p.top_p for p in params]),
+        min_p_N=np.array([p.min_p for p in params]),
+        uniform_N=uniforms(streams_N, positions_N),
+    )

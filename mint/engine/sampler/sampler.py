@@ -1,0 +1,158 @@
+"""`Sampler`: requests in, tokens out. A step is schedule, run, postprocess, collect."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence as Many
+from itertools import count
+
+from mint.backend import OnTokens
+from mint.engine.lora import Adapter
+from mint.engine.model import BaseModel
+from mint.engine.sampler.cache import BlockCache
+from mint.engine.sampler.limits import Limits
+from mint.engine.sampler.requests import check_request
+from mint.engine.sampler.runner import Drawn, Runner
+from mint.engine.sampler.scheduler import Scheduler
+from mint.engine.sampler.scoring import PromptScores
+from mint.engine.sampler.sequence import Group, OnDone, Sequence
+from mint.engine.sampler.stops import StopText
+from mint.engine.sampler.streams import stream_of
+from mint.errors import Internal, MintError
+from mint.types import SampledSequence, SampleRequest, SampleResponse, StopReason
+
+# A request with more samples than this share of the places starts in several waves, so that it need not wait for an
+# empty machine. Later waves find the prompt in the cache.
+WAVE_SHARE = 4
+
+
+class Sampler:
+    def __init__(self, model: BaseModel, limits: Limits | None = None) -> None:
+        self._model = model
+        self._limits = limits = limits or Limits.of(model)
+        self.cache = BlockCache(limits.block_size, limits.blocks, limits.max_blocks)
+        self.scheduler = Scheduler(self.cache, limits.token_budget, limits.max_sequences)
+        self.runner = Runner(model, limits.block_size)
+        self.tokens_sampled = 0
+        self.tokens_read = 0
+        self._arrivals = count()
+        self._numbers = count(1)
+        self._policies: dict[Adapter | None, int] = {None: 0}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def add(
+        self, request: SampleRequest, adapter: Adapter | None, on_done: OnDone, on_tokens: OnTokens | None = None
+    ) -> Group:
+        """Queues a request to the base model with the adapter, which must not change any more. `on_done` is called
+        with the response or the error, during some later step; the returned group is what `cancel` wants."""
+        room = self._limits.max_blocks * self._limits.block_size
+        max_tokens = check_request(request, self._model.facts, room)
+        params, prompt = request.sampling_params, request.prompt.to_ints()
+        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        eos = self._model.eos_ids if params.stops_at_eos else frozenset()
+        if adapter not in self._policies:
+            self._policies[adapter] = next(self._numbers)
+        group = Group(
+            request=request,
+            prompt=prompt,
+            adapter=adapter,
+            policy=self._policies[adapter],
+            max_tokens=max_tokens,
+            stop_ids=eos | frozenset(params.stop_ids),
+            seed=seed,
+            arrival=next(self._arrivals),
+            on_done=on_done,
+            on_tokens=on_tokens,
+            tokenizer=self._model.tokenizer if params.stop_strings else None,
+            scores=PromptScores(request, prompt, seed) if PromptScores.wanted(request) else None,
+        )
+        wave = max(1, self._limits.max_sequences // WAVE_SHARE)
+        for first in range(0, request.num_samples, wave):
+            copies = min(wave, request.num_samples - first)
+            self.scheduler.add(Sequence(group, first, copies, stream_of(seed, first), list(prompt)))
+        return group
+
+    def step(self) -> bool:
+        """Moves everything that runs one token on; whether there is more to do."""
+        plan = self.scheduler.schedule()
+        drawn = self.runner.run(plan)
+        self.scheduler.commit(plan)
+        self.tokens_read += sum(work.count for work in plan.work)
+        self.tokens_sampled += len(drawn)
+        for item in drawn:
+            if not item.sequence.group.done:
+                self._append(item)
+        return self.has_work
+
+    def cancel(self, group: Group) -> None:
+        """Gives up the group's places; nobody is told. Fine for one that is already done."""
+        if not group.done:
+            group.done = True
+            for sequence in [s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.group is group]:
+                self.scheduler.remove(sequence)
+
+    def abort(self, error: MintError, everything: bool = False) -> None:
+        """After a step that failed: what ran in it fails with it, what waits can still go on, unless it is
+        everything."""
+        self.cache.forget_all()  # the step had promised blocks that were never written
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        for group in {sequence.group for sequence in (running + waiting if everything else running or waiting)}:
+            self._fail(group, error)
+
+    def forget(self, adapter: Adapter) -> None:
+        """The adapter will not be asked again: what was remembered for it can go. Its running requests go on."""
+        if (policy := self._policies.pop(adapter, None)) is not None:
+            self.cache.forget(policy)
+
+    def _append(self, drawn: Drawn) -> None:
+        sequence, group = drawn.sequence, drawn.sequence.group
+        if math.isnan(drawn.logprob):
+            self._fail(group, Internal("the policy's logits are not numbers: its training diverged. Go back."))
+            return
+        sequence.tokens.append(drawn.token)
+        sequence.logprobs.append(drawn.logprob)
+        if k := group.request.topk_sample_logprobs:
+            sequence.topk.append(drawn.topk[:k])
+        if group.on_tokens:
+            group.on_tokens(sequence.index, [drawn.token], [drawn.logprob])
+        if reason := self._stop_reason(sequence, drawn.token):
+            self._finish(sequence, reason)
+
+    def _stop_reason(self, sequence: Sequence, token: int) -> StopReason | None:
+        group = sequence.group
+        if token in group.stop_ids or self._completes_stop(sequence, token):
+            return "stop"
+        return "length" if sequence.drawn >= group.max_tokens else None
+
+    def _completes_stop(self, sequence: Sequence, token: int) -> bool:
+        strings: Many[str] = sequence.group.params.stop_strings
+        if not strings:
+            return False
+        if sequence.stop_text is None:
+            sequence.stop_text = StopText(strings, sequence.group.tokenizer, sequence.group.prompt)
+        return sequence.stop_text.push(token)
+
+    def _finish(self, sequence: Sequence, reason: StopReason) -> None:
+        group, request = sequence.group, sequence.group.request
+        self.scheduler.remove(sequence)
+        group.samples[sequence.index] = SampledSequence(
+            tokens=sequence.tokens[len(group.prompt) :],
+            logprobs=sequence.logprobs,
+            stop_reason=reason,
+            topk_logprobs=sequence.topk if request.topk_sample_logprobs else None,
+        )
+        if len(group.samples) == request.num_samples:
+            group.done = True
+            response = SampleResponse(
+                sequences=[group.samples[i] for i in range(request.num_samples)],
+                prompt_cache_hit_tokens=group.cached_tokens or 0,
+            )
+            group.on_done(group.scores.into(response) if group.scores else response)
+
+    def _fail(self, group: Group, error: MintError) -> None:
+        self.cancel(group)
+        group.on_done(error)

@@ -1,0 +1,179 @@
+"""Who runs in the next step, and in which blocks. Integers only: this file never sees a tensor.
+
+Every running sequence that only waits for its next token gets it; what is left of the step's token budget goes to
+prompts, in order of arrival, in chunks if need be, so that a long prompt never holds up the others. When blocks run
+out the youngest sequence gives its back and is read again later.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from mint.engine.sampler.cache import BlockCache
+from mint.engine.sampler.sequence import Sequence
+from mint.engine.sampler.streams import stream_of
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's part of a step."""
+
+    sequence: Sequence
+    count: int
+    """Tokens to read, from `sequence.computed` on."""
+    draws: list[Sequence]
+    """Who draws a token after the last of them: nobody yet, the sequence itself, or itself and its new copies."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step."""
+
+    work: list[Work] = field(default_factory=list)
+    """Sequences of one policy stand next to each other."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks to copy (from, to) before anything is written..."""
+    fresh: list[int] = field(default_factory=list)
+    """...and then blocks to clear."""
+    blocks: int = 0
+    """Size of the pool the plan assumes."""
+
+
+class Scheduler:
+    def __init__(self, cache: BlockCache, token_budget: int, max_sequences: int) -> None:
+        """`token_budget`: tokens read in one step. `max_sequences`: samples that run at once; a single larger request
+        runs in waves."""
+        self.cache = cache
+        self.token_budget = token_budget
+        self.max_sequences = max_sequences
+        self.waiting: list[Sequence] = []  # both lists from the oldest to the youngest
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_age)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a finished or unwanted sequence out and frees its blocks."""
+        (self.running if sequence.running else self.waiting).remove(sequence)
+        self._release(sequence)
+
+    def schedule(self) -> Plan:
+        plan = Plan()
+        budget = self.token_budget
+        # Oldest first: whoever has to give way is younger, so it has not been planned yet.
+        for sequence in list(self.running):
+            if sequence.running and _is_decoding(sequence) and self._make_room(sequence, plan):
+                self._plan(plan, sequence, 1)
+                budget -= 1
+        for sequence in list(self.running):
+            if budget > 0 and not _is_decoding(sequence):
+                budget -= self._plan(plan, sequence, budget)
+        while budget > 0 and self.waiting and self._admit(self.waiting[0], plan):
+            budget -= self._plan(plan, self._start(), budget)
+        plan.work.sort(key=lambda work: work.sequence.group.policy)
+        plan.blocks = self.cache.total + 1  # and the null block
+        return plan
+
+    def commit(self, plan: Plan) -> None:
+        """The plan has been carried out: its tokens are in the cache."""
+        for work in plan.work:
+            work.sequence.computed += work.count
+            for sequence in work.draws:
+                sequence.computed = work.sequence.computed
+
+    def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        count = min(sequence.pending, budget)
+        self._publish(sequence, sequence.computed + count)
+        draws = [sequence, *self._fork(sequence)] if count == sequence.pending else []
+        plan.work.append(Work(sequence, count, draws))
+        return count
+
+    def _publish(self, sequence: Sequence, computed: int) -> None:
+        """Blocks that this step fills can be found from now on, also by sequences of the same step: every layer writes
+        all keys and values before it reads any."""
+        size = self.cache.block_size
+        while (sequence.published + 1) * size <= computed:
+            start, block = sequence.published * size, sequence.blocks[sequence.published]
+            tokens = sequence.tokens[start : start + size]
+            sequence.digest = self.cache.publish(sequence.group.policy, sequence.digest, tokens, block)
+            sequence.published += 1
+
+    def _fork(self, leader: Sequence) -> list[Sequence]:
+        """The other samples that stood behind `leader`, from here on sequences of their own."""
+        first, seed = leader.index, leader.group.seed
+        forks = [leader.fork(i, stream_of(seed, i)) for i in range(first + 1, first + leader.copies)]
+        leader.copies = 1
+        for fork in forks:
+            self.cache.share(fork.blocks)
+            insort(self.running, fork, key=_age)
+        return forks
+
+    def _make_room(self, sequence: Sequence, plan: Plan) -> bool:
+        """Gives the sequence a block of its own for its next token; False if it had to give way itself."""
+        index = sequence.computed // self.cache.block_size
+        fresh = index == len(sequence.blocks)
+        if not fresh and not self.cache.is_shared(sequence.blocks[index]):
+            return True
+        while (taken := self.cache.take(1)) is None:
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        if fresh:
+            sequence.blocks += taken
+            plan.fresh += taken
+        elif self.cache.is_shared(sequence.blocks[index]):
+            plan.copies.append((sequence.blocks[index], taken[0]))
+            self.cache.release([sequence.blocks[index]])
+            sequence.blocks[index] = taken[0]
+        else:  # whoever shared it has just given way
+            self.cache.release(taken)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.add(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.cache.release(sequence.blocks)
+        sequence.forget_blocks()
+        sequence.running = False
+
+    def _admit(self, sequence: Sequence, plan: Plan) -> bool:
+        """Gives a waiting sequence all the blocks its tokens need, if there is room for it."""
+        group, cache = sequence.group, self.cache
+        slots = sum(running.copies for running in self.running)
+        if self.running and slots + sequence.copies > self.max_sequences:
+            return False
+        # The last token is always read again, for its logits; so is whatever the prompt's scores need.
+        limit = len(sequence.tokens) - 1 if sequence.scores is None else sequence.scores.first - 1
+        blocks, digest = cache.lookup(group.policy, sequence.tokens, limit)
+        need = cache.blocks_for(len(sequence.tokens)) - len(blocks)
+        # One more block for each that runs, or it would soon have to give way again.
+        spare = slots + sequence.copies - 1 if self.running else 0
+        taken = cache.take(need) if need + spare <= cache.available else None
+        if taken is None:
+            cache.release(blocks)
+            return False
+        plan.fresh += taken
+        sequence.blocks, sequence.digest, sequence.published = blocks + taken, digest, len(blocks)
+        sequence.computed = len(blocks) * cache.block_size
+        if group.cached_tokens is None:
+            group.cached_tokens = sequence.computed
+        return True
+
+    def _start(self) -> Sequence:
+        sequence = self.waiting.pop(0)
+        sequence.running = True
+        insort(self.running, sequence, key=_age)
+        return sequence
+
+
+def _age(sequence: Sequence) -> tuple[int, int]:
+    return sequence.arrival
+
+
+def _is_decoding(sequence: Sequence) -> bool:
+    return sequence.pending == 1 and sequence.copies == 1

@@ -1,0 +1,28 @@
+"""Random streams by counter: the number a sample draws at a position depends on its seed, its index in the request and
+the position, and on nothing else that runs. SplitMix64 (Steele, Lea, Flood 2014) throughout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def stream_of(seed: int, index: int) -> int:
+    """The stream of sample `index` under `seed`; any integers."""
+    start = np.array([seed & _MASK], dtype=np.uint64)
+    return int(_mix(_mix(start) + np.array([index & _MASK], dtype=np.uint64))[0])
+
+
+def uniforms(stream_N: np.ndarray, position_N: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each (stream, position)."""
+    counter_N = (position_N.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    return (_mix(stream_N + counter_N) >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(x_N: np.ndarray) -> np.ndarray:
+    x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(_MIX[0])
+    x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(_MIX[1])
+    return x_N ^ (x_N >> np.uint64(31))

@@ -1,0 +1,166 @@
+"""Forward and backward passes over a list of datums, in micro-batches.
+
+A call is a generator that pauses after each micro-batch, so that its caller can let sampling steps in between. It is
+all or nothing: gradients reach the adapter only when the whole call went well. The update itself lives in
+`mint.engine.optimizer`, the formulas in `mint.engine.losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mint.engine.attention import PackedAttention
+from mint.engine.batch import Batch, check_data, pack, plan
+from mint.engine.logprobs import target_logprobs
+from mint.engine.lora import Adapter, Rows
+from mint.engine.losses import LossFn, LossTokens, Terms, choose_loss
+from mint.engine.model import BaseModel
+from mint.errors import BadRequest
+from mint.types import Datum, ForwardBackwardOutput, TensorData
+
+# Memory one micro-batch may fill with activations kept for the backward pass. 2 GiB fits beside the weights on a
+# laptop and keeps sampling steps from waiting long; a GPU needs thousands of tokens at once to be busy.
+ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}
+# Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
+# its activations leave the cache, and it takes a tenth longer a token.
+MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
+
+
+class Trainer:
+    """Runs forward and backward passes of adapters over one base model."""
+
+    def __init__(self, model: BaseModel, token_budget: int | None = None) -> None:
+        self._model = model
+        self._token_budget = token_budget or _token_budget(model)
+
+    def forward_backward(
+        self,
+        adapter: Adapter,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        backward: bool,
+    ) -> Generator[None, None, ForwardBackwardOutput]:
+        """Pauses after each micro-batch; returns losses and log-probs in the order of `data`. With `backward` the
+        gradients are added to the adapter's, at the end and only if everything is finite."""
+        loss, options = choose_loss(loss_fn, config)
+        examples = check_data(data, loss, options, self._model.facts)
+        logprobs: dict[int, TensorData] = {}
+        gradients: list[Tensor] | None = None
+        tally = _Tally()
+        for indices in plan([len(example.tokens_N) for example in examples], self._token_budget):
+            batch = pack(indices, examples, self._model.device)
+            logprobs_TK, found = self._micro_batch(adapter, batch, loss, options, backward, tally)
+            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_TK)), strict=True))
+            if gradients is None:
+                gradients = found
+            elif found is not None:
+                torch._foreach_add_(gradients, found)
+            yield
+        if gradients is not None:
+            _check_gradients(gradients)
+            adapter.accumulate(gradients)
+        return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
+
+    def _micro_batch(
+        self,
+        adapter: Adapter,
+        batch: Batch,
+        loss: LossFn,
+        options: Mapping[str, float],
+        backward: bool,
+        tally: _Tally,
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        model = self._model
+        rows: Rows = [(adapter, len(batch.tokens_T))]
+        with torch.set_grad_enabled(backward):
+            attend = PackedAttention(batch.lengths, model.device)
+            hidden_TH = model.hidden(batch.tokens_T, batch.positions_T, attend, rows)
+            logprobs_TK = target_logprobs(model, adapter, hidden_TH, batch.targets_TK, options.get("temperature", 1.0))
+            tokens = batch.loss_tokens(logprobs_TK)
+            terms = loss.fn(tokens, options)
+            loss_C = batch.weights_C * terms.loss
+            total = loss_C.sum()
+        _check_finite(batch, logprobs_TK, tokens, loss_C)
+        tally.add(batch, tokens, terms, loss_C)
+        if not backward:
+            return logprobs_TK, None
+        parameters = adapter.parameters()
+        found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
+        return logprobs_TK, list(found)
+
+
+class _Tally:
+    """Sums over a call's micro-batches, for its metrics. Means are over the tokens that count (see `Example`)."""
+
+    def __init__(self) -> None:
+        self._loss = 0.0
+        self._count = 0
+        self._sums: dict[str, float] = {}
+        self._ratio_range: tuple[float, float] | None = None
+
+    @torch.no_grad()
+    def add(self, batch: Batch, tokens: LossTokens, terms: Terms, loss_C: Tensor) -> None:
+        self._loss += float(loss_C.sum())
+        counted = batch.counted_C
+        self._count += int(counted.sum())
+        if terms.ratio is None or not bool(counted.any()):
+            return
+        ratio = terms.ratio[counted]
+        low, high = self._ratio_range or (float("inf"), float("-inf"))
+        self._ratio_range = min(low, float(ratio.min())), max(high, float(ratio.max()))
+        self._add("ratio:mean", ratio)
+        self._add("kl_sample_train:mean", (tokens.q - tokens.p)[counted])
+        self._add("entropy_sampled:mean", -tokens.p[counted])
+        if terms.clipped is not None:
+            self._add("clip_fraction:mean", terms.clipped[counted])
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Every name ends in how the metrics of several calls combine."""
+        metrics = {"loss:sum": self._loss, "tokens:sum": float(self._count)}
+        metrics |= {name: total / self._count for name, total in self._sums.items()}
+        if self._ratio_range is not None:
+            metrics["ratio:min"], metrics["ratio:max"] = self._ratio_range
+        return metrics
+
+
+def _check_finite(batch: Batch, logprobs_TK: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
+    if not bool(torch.isfinite(logprobs_TK).all()):
+        raise BadRequest(
+            "the adapter gives log-probs that are not finite, so its weights have diverged; load an earlier checkpoint "
+            "and lower the learning rate. Nothing was accumulated."
+        )
+    bad = (~torch.isfinite(loss_C)).nonzero()
+    if len(bad):
+        cell = int(bad[0])
+        datum, position = batch.locate(cell)
+        raise BadRequest(
+            f"datum {datum}: the loss is {loss_C[cell].item()} at position {position}, where the recorded log-prob is "
+            f"{tokens.q[cell].item():.4g}, the trainer's {tokens.p[cell].item():.4g}, the advantage "
+            f"{tokens.advantages[cell].item():.4g} and the weight {batch.weights_C[cell].item():.4g}. "
+            "Check the log-probs and the size of advantages and weights. Nothing was accumulated."
+        )
+
+
+def _check_gradients(gradients: Sequence[Tensor]) -> None:
+    norms = torch.stack(torch._foreach_norm(list(gradients)))
+    if not bool(torch.isfinite(norms).all()):
+        raise BadRequest(
+            "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
+            "Nothing was accumulated."
+        )
+
+
+def _token_budget(model: BaseModel) -> int:
+    """Tokens of a micro-batch, from what autograd keeps of each token: about ten hidden-sized and four MLP-sized
+    activations a layer."""
+    per_layer = 10 * model.hidden_size + 4 * model.intermediate_size
+    per_token = model.num_layers * per_layer * model.dtype.itemsize
+    kind = model.device.type if model.device.type in ACTIVATION_BYTES else "cpu"
+    return max(1, min(MOST_TOKENS[kind], ACTIVATION_BYTES[kind] // per_token))

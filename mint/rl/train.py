@@ -1,0 +1,325 @@
+"""The loop: sample groups, turn them into datums, train, refresh the policy; log, evaluate and save on the way.
+
+One loop for all: `max_lag=0` is synchronous, more lets sampling run ahead (`mint.rl.sampler` keeps the pace), and
+`stream_minibatch_config` starts training on the first groups of a step while the others are still being sampled.
+What is computed is chosen from tables by `Config`; here is only the order of things.
+
+    config = Config(learning_rate=1e-5, dataset_builder=..., model_name="mint/tiny", recipe_name="my_task",
+                    max_tokens=64, log_path="runs/my_task")
+    train(config)                # or, inside a running event loop:  await main(config)
+
+The same call on the same `log_path` resumes an unfinished run (`mint.rl.resume`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+
+import mint
+from mint.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
+from mint.rl.evaluate import HoldoutGuard, RLTestSetEvaluator
+from mint.rl.hashing import stable_hash
+from mint.rl.interrupt import Interrupted, StopRequest
+from mint.rl.kl_modes import KLTerm
+from mint.rl.loggers import MetricsLogger, RunInfo, make_logger
+from mint.rl.metrics import (
+    RolloutErrorCounter,
+    compute_post_kl,
+    compute_sampling_client_metrics,
+    compute_trajectory_metrics,
+)
+from mint.rl.prepare import prepare
+from mint.rl.resume import Checkpoints, find_start, read_pending
+from mint.rl.rollout_log import TextOf, best_worst_random, choose_groups, rollout_records, shown
+from mint.rl.rundir import CheckpointRecord, RunDir
+from mint.rl.sampler import BatchSampler, SampledGroup, StepBatch
+from mint.rl.schedules import as_schedule
+from mint.rl.setup import build_datasets, build_evaluators, kl_term, log_to_file, open_trainer, record_code
+from mint.rl.timing import Timer
+from mint.rl.update import Trained, Update
+from mint.types import AdamParams
+
+__all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "train"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: Config, service: mint.ServiceClient | None = None) -> RunDir:
+    """Runs to the end, or from where it stopped to the end. The run directory says how it went."""
+    return asyncio.run(main(config, service))
+
+
+async def main(config: Config, service: mint.ServiceClient | None = None) -> RunDir:
+    """`train` for those who have an event loop. A service given is used and left open."""
+    run_dir = RunDir(config.log_path)
+    start = find_start(run_dir, config)
+    with log_to_file(run_dir):
+        own = None
+        if service is None:
+            service = own = mint.ServiceClient(config.base_url, user_metadata={"recipe_name": config.recipe_name})
+        try:
+            await _run(config, run_dir, service, start)
+        finally:
+            if own is not None:
+                await own.close()
+    return run_dir
+
+
+async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, start: CheckpointRecord | None) -> None:
+    dataset, test_set = await build_datasets(config)
+    num_steps = config.max_steps or len(dataset)
+    first_step = start.batch if start else 0
+    if start and first_step >= num_steps:
+        logger.warning("%s is finished: %d steps. Raise max_steps to go on from there.", run_dir.path, first_step)
+        return
+    run_dir.rewind(first_step)
+    run_dir.write_config(config.to_json())
+    record_code(run_dir)
+    client = await open_trainer(config, service, start)
+    info = RunInfo(run_dir, num_steps, config.to_json(), config.wandb_project, config.wandb_name)
+    sampler = BatchSampler(
+        config,
+        dataset,
+        num_steps,
+        first_step,
+        start.position if start else (0, 0),
+        read_pending(run_dir, start, dataset) if start else (),
+    )
+    loop = _Loop(
+        config=config,
+        run_dir=run_dir,
+        client=client,
+        num_steps=num_steps,
+        sampler=sampler,
+        kl=await kl_term(config, service),
+        evaluators=build_evaluators(config, test_set),
+        checkpoints=Checkpoints(config, run_dir, service, client),
+        metrics_logger=make_logger(config.logger_names, info),
+        text=TextOf(await asyncio.to_thread(client.get_tokenizer)),
+    )
+    with StopRequest() as stop:
+        try:
+            await loop.run(first_step, stop)
+        finally:
+            await sampler.close()
+            loop.metrics_logger.close()
+
+
+@dataclass
+class _Step:
+    """What is known of a step by the time it is logged."""
+
+    batch: StepBatch
+    sampled: list[SampledGroup] = field(default_factory=list)
+    advantages: dict[int, np.ndarray] = field(default_factory=dict)
+    prepared_metrics: list[dict[str, float]] = field(default_factory=list)
+    trained: Trained = field(default_factory=Trained)
+
+
+@dataclass
+class _Loop:
+    config: Config
+    run_dir: RunDir
+    client: mint.TrainingClient
+    num_steps: int
+    sampler: BatchSampler
+    kl: KLTerm
+    evaluators: list[RLTestSetEvaluator]
+    checkpoints: Checkpoints
+    metrics_logger: MetricsLogger
+    text: TextOf
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.learning_rate = as_schedule(config.learning_rate)
+        self.holdout = HoldoutGuard(self.run_dir)
+        self.timer = Timer(self.run_dir, config.enable_trace, config.span_chart_every)
+        self.extra_evaluators = [build() for build in config.evaluator_builders]
+
+    async def run(self, first_step: int, stop: StopRequest) -> None:
+        policy = await self.client.save_weights_and_get_sampling_client_async()
+        self.sampler.advance(first_step, policy)
+        for number in range(first_step, self.num_steps):
+            evaluation = asyncio.create_task(self._evaluate_if_due(number, policy))
+            try:
+                step, update = await self._train(self.sampler.batch(number), stop)
+            except Interrupted:
+                evaluation.cancel()
+                await self._stop_at(number)
+                raise KeyboardInterrupt from None
+            if update.moved:
+                with self.timer.span("refresh"):
+                    policy = await self.client.save_weights_and_get_sampling_client_async()
+            self.sampler.advance(number + 1, policy)
+            with self.timer.span("train"):
+                step.trained = await update.results()
+            await self._log(number, step, policy, await evaluation)
+            self.sampler.forget(number + 1)
+            if number + 1 < self.num_steps:
+                await self.checkpoints.save_if_due(number + 1, self.sampler)
+        if self.config.eval_every:
+            metrics = await self._evaluate(self.num_steps, policy)
+            self._write(self.num_steps, {"progress/done_frac": 1.0} | metrics)
+        await self.checkpoints.save(self.num_steps, self.sampler, final=True)
+        await self.checkpoints.finish()
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    async def _train(self, batch: StepBatch, stop: StopRequest) -> tuple[_Step, Update]:
+        """Sends everything for this step without waiting for answers. It may be stopped until its first gradient."""
+        config, step = self.config, _Step(batch)
+        update = Update(self.client, config, self.kl, self._adam(batch.step))
+        stream = config.stream_minibatch_config
+        for substep in split_evenly(batch.parts, config.num_substeps if stream else 1):
+            for parts in split_evenly(substep, stream.num_minibatches if stream else 1):
+                with self.timer.span("sample"):
+                    if not step.sampled:
+                        await stop.unless_asked(asyncio.wait(parts))
+                    sampled = [group for part in await asyncio.gather(*parts) for group in part]
+                step.sampled += sampled
+                with self.timer.span("prepare"):
+                    prepared = await prepare(sampled, config, self.kl)
+                step.advantages |= prepared.advantages
+                step.prepared_metrics.append(prepared.metrics)
+                data = list(zip(prepared.data_D, prepared.metadata_D, strict=True))
+                for chunk in split_evenly(data, 1 if stream else config.num_substeps):
+                    await update.accumulate([datum for datum, _ in chunk], [meta for _, meta in chunk])
+                    if not stream:
+                        await update.step()
+            await update.step()
+        return step, update
+
+    def _adam(self, step: int) -> AdamParams:
+        config = self.config
+        return AdamParams(
+            learning_rate=self.learning_rate(step, self.num_steps),
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            grad_clip_norm=config.grad_clip_norm,
+        )
+
+    async def _stop_at(self, version: int) -> None:
+        if version > 0:
+            await self.checkpoints.save(version, self.sampler)
+            await self.checkpoints.finish()
+        logger.warning(
+            "Stopped after %d of %d steps. To go on, run the same again with log_path=%r.",
+            version,
+            self.num_steps,
+            self.config.log_path,
+        )
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+
+    async def _evaluate_if_due(self, version: int, policy: mint.SamplingClient) -> dict[str, float]:
+        due = self.config.eval_every and version % self.config.eval_every == 0
+        return await self._evaluate(version, policy) if due else {}
+
+    async def _evaluate(self, version: int, policy: mint.SamplingClient) -> dict[str, float]:
+        with self.timer.span("evaluate"):
+            results = await asyncio.gather(*(evaluator.evaluate(policy, version) for evaluator in self.evaluators))
+            metrics = await asyncio.gather(*(evaluator(policy) for evaluator in self.extra_evaluators))
+        merged = {name: value for one in metrics for name, value in one.items()}
+        for evaluator, (own_metrics, groups) in zip(self.evaluators, results, strict=True):
+            merged |= own_metrics
+            self.holdout.hold_out(groups)
+            records = rollout_records(version, 1.0, self._to_write(groups, version), self.text)
+            self.run_dir.write_rollouts(version, records, evaluator.name)
+        return merged
+
+    # ------------------------------------------------------------------------------------------------ logging
+
+    async def _log(self, number: int, step: _Step, policy: mint.SamplingClient, evaluation: dict[str, float]) -> None:
+        batch, config = step.batch, self.config
+        metrics: dict[str, float] = {
+            "progress/batch": number,
+            "progress/done_frac": (number + 1) / self.num_steps,
+            "optim/lr": self.learning_rate(number, self.num_steps),
+            "sampling/temperature": batch.temperature,
+            "training_client/step": number + 1,
+        }
+        metrics |= group_metrics(number, step.sampled)
+        metrics |= self.holdout.check(step.sampled)
+        metrics |= mean_of_each(step.prepared_metrics)
+        metrics |= step.trained.metrics
+        if config.compute_post_kl and step.trained.data_D:
+            metrics |= await compute_post_kl(step.trained.data_D, policy)
+        metrics |= evaluation
+        if {"env/all/reward/total", "test/env/all/reward/total"} <= metrics.keys():
+            metrics["test/gap"] = metrics["env/all/reward/total"] - metrics["test/env/all/reward/total"]
+        if not step.trained.optim_steps:
+            logger.warning("Step %d has no learning signal and was skipped: %s", number, why_no_signal(step.sampled))
+        chosen = self._to_write(step.sampled, number)
+        records = rollout_records(number, batch.temperature, chosen, self.text, step.advantages, step.trained)
+        self.run_dir.write_rollouts(number, records)
+        for index in best_worst_random([r.reward for r in records], config.samples_per_step, self._seed(number)):
+            logger.info("Step %d, %s", number, shown(records[index]))
+        self._write(number, metrics)
+
+    def _write(self, number: int, metrics: dict[str, float]) -> None:
+        self.metrics_logger.log(number, metrics | self.timer.finish_step(number))
+
+    def _to_write(self, groups: Sequence[SampledGroup], number: int) -> Sequence[SampledGroup]:
+        if self.config.rollout_json_export:
+            return groups
+        return choose_groups(groups, self.config.num_groups_to_log, self._seed(number))
+
+    def _seed(self, number: int) -> int:
+        return stable_hash(self.config.seed, "shown", number)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def split_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """Consecutive pieces whose sizes differ by at most one; fewer than `parts` rather than an empty one."""
+    parts = min(parts, len(items))
+    edges = [len(items) * i // parts for i in range(parts + 1)] if parts else []
+    return [items[a:b] for a, b in pairwise(edges)]
+
+
+def mean_of_each(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = {name: None for one in metrics for name in one}
+    return {name: float(np.mean([one[name] for one in metrics if name in one])) for name in names}
+
+
+def group_metrics(step: int, sampled_P: Sequence[SampledGroup]) -> dict[str, float]:
+    """Of everything rolled out for a step, whatever becomes of it."""
+    errors = RolloutErrorCounter()
+    for sampled in sampled_P:
+        errors.add(sampled.errors, group_skipped=sampled.wrapped is None)
+    metrics = errors.get_metrics()
+    metrics["sampling/groups_replaced"] = sum(sampled.replaced for sampled in sampled_P)
+    wrapped_P = [sampled.wrapped for sampled in sampled_P if sampled.wrapped is not None]
+    if wrapped_P:
+        tags_P = [wrapped.env_group_builder.logging_tags() for wrapped in wrapped_P]
+        metrics |= compute_trajectory_metrics([wrapped.trajectory_group for wrapped in wrapped_P], tags_P)
+        metrics |= compute_sampling_client_metrics(wrapped_P)
+        lags = [step - wrapped.sampling_client_step for wrapped in wrapped_P]
+        metrics |= {"sampling/lag_mean": float(np.mean(lags)), "sampling/lag_max": max(lags)}
+    return metrics
+
+
+def why_no_signal(sampled_P: Sequence[SampledGroup]) -> str:
+    groups = [sampled.group for sampled in sampled_P if sampled.wrapped is not None]
+    if not groups:
+        return f"all {len(sampled_P)} groups failed; see rollout_errors in the metrics."
+    if all(len(group.trajectories_G) < 2 for group in groups):
+        return "every group has one member, whose advantage is always 0; use a group size of 4 or more."
+    rewards = [reward for group in groups for reward in group.get_total_rewards()]
+    earned = f"between {min(rewards):.3g} and {max(rewards):.3g}"
+    return (
+        f"within each of the {len(groups)} groups all members earned the same, {earned}. Harder or easier problems, "
+        "partial credit or larger groups would help."
+    )

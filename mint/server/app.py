@@ -1,0 +1,88 @@
+"""The application: lifespan, routers, and the one place where an error becomes a status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from mint.backend import Backend
+from mint.config import ServerConfig
+from mint.errors import MintError
+from mint.server.bodies import BodyLimit
+from mint.server.limits import Limits
+from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
+from mint.server.state import Server
+from mint.version import __version__
+
+log = logging.getLogger("mint.server")
+
+
+def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = None) -> FastAPI:
+    """The HTTP server over a backend, which stays the caller's to close."""
+    limits = limits or Limits()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server = app.state.server = Server(config, backend, limits)
+        await server.start()
+        house = asyncio.create_task(server.keep_house())
+        yield
+        house.cancel()
+        server.close()
+
+    app = FastAPI(title="MinT", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(BodyLimit, limits=limits)
+    for routes in (service, futures, training, sampling, rest, mint_extras):
+        app.include_router(routes.router, prefix="/api/v1")
+    app.include_router(service.root)
+    app.include_router(openai.router, prefix="/v1")
+    for kind in (MintError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_error)
+    return app
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    status, text = _status_and_text(error)
+    if isinstance(error, RequestValidationError):
+        _spend_number(request, error.body)
+    if request.url.path.startswith("/v1/"):
+        body = openai.error_body(status, text)
+    else:
+        body = {"detail": text}
+    return JSONResponse(body, status)
+
+
+def _status_and_text(error: Exception) -> tuple[int, str]:
+    match error:
+        case MintError():
+            return error.status, str(error)
+        case RequestValidationError():
+            return 400, " ".join(_sentence(fault) for fault in error.errors())
+        case HTTPException():
+            return error.status_code, str(error.detail)
+    log.error("a request failed", exc_info=error)
+    return 500, f"the server failed: {type(error).__name__}: {error}"
+
+
+def _sentence(fault: dict) -> str:
+    where = ".".join(str(part) for part in fault["loc"] if part != "body") or "the body"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown field {where!r}."
+    if fault["type"] == "missing":
+        return f"{where!r} is missing."
+    return f"{where}: {fault['msg']} (got {repr(fault.get('input'))[:100]})."
+
+
+def _spend_number(request: Request, body: object) -> None:
+    """A training request that cannot be read still uses up its sequence number."""
+    if isinstance(body, dict) and hasattr(request.state, "user"):
+        model_id, seq_id = body.get("model_id"), body.get("seq_id")
+        if isinstance(model_id, str) and type(seq_id) is int:
+            request.app.state.server.models.refuse(model_id, seq_id, request.state.user)

@@ -1,0 +1,85 @@
+"""Request bodies as bytes: bounded before they are read, decompressed without trusting their declared size."""
+
+from __future__ import annotations
+
+import hashlib
+
+import zstandard
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mint.errors import BadRequest
+from mint.server.limits import Limits
+
+BULK = ("/forward", "/forward_backward", "/asample", "/completions")
+UPLOAD = "/checkpoints/upload"
+
+
+class TooLarge(BadRequest):
+    status = 413
+
+
+def limit_for(path: str, limits: Limits) -> int:
+    if path.endswith(UPLOAD):
+        return limits.upload_bytes
+    return limits.body_bytes if path.endswith(BULK) or "/mint/" in path else limits.small_body_bytes
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 to a body that declares too many bytes, and stops reading one that has them."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        limit = limit_for(scope["path"], self._limits)
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if int(declared) > limit:
+            refusal = JSONResponse({"detail": _too_large(limit)}, 413, headers={"connection": "close"})
+            return await refusal(scope, receive, send)
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise TooLarge(_too_large(limit))
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than the {limit} bytes this server takes here; send less at a time."
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    body = await request.body()
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        return body
+    if encoding != "zstd":
+        raise BadRequest(f"content-encoding {encoding!r} is not understood; send zstd or none.")
+    return _decompress(body, limits.body_bytes)
+
+
+def _decompress(body: bytes, limit: int) -> bytes:
+    """Streams the frame out up to the limit: `max_output_size` is ignored for frames that declare their own size."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
+            plain = reader.read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise BadRequest(f"the body is not valid zstd: {error}.") from error
+    if len(plain) > limit:
+        raise TooLarge(_too_large(limit))
+    return plain
+
+
+def fingerprint(body: bytes) -> bytes:
+    """Tells whether a request sent again under the same number is the same request."""
+    return hashlib.sha256(body).digest()

@@ -1,0 +1,239 @@
+"""Results that are fetched later: opened by a request, settled by the backend, kept for a while after delivery.
+
+A request that is sent again under the same key is the same future. Results of training and sampling are kept in their
+protobuf form, which is a tenth of the Python objects' size, and turned into JSON for the clients that ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from mint import wire
+from mint.errors import BadRequest, Busy, Forbidden, MintError, NotFound
+from mint.server.limits import Limits
+from mint.types import ForwardBackwardOutput, SampleResponse
+
+T = TypeVar("T")
+log = logging.getLogger("mint.server")
+
+
+@dataclass(frozen=True)
+class Answer:
+    body: bytes
+    media_type: str = wire.JSON
+    read: Callable[[bytes], Any] | None = None
+    """Turns a protobuf body back into what it says."""
+    failed: bool = False
+
+    def as_json(self) -> bytes:
+        return self.body if self.read is None else json.dumps(wire.to_json(self.read(self.body))).encode()
+
+
+def json_answer(value: Any) -> Answer:
+    return Answer(json.dumps(wire.to_json(value)).encode())
+
+
+def forward_answer(output: ForwardBackwardOutput) -> Answer:
+    body = wire.forward_backward_output_to_proto(output)
+    return Answer(body, wire.PROTOBUF, wire.forward_backward_output_from_proto)
+
+
+def sample_answer(response: SampleResponse) -> Answer:
+    return Answer(wire.sample_response_to_proto(response), wire.PROTOBUF, wire.sample_response_from_proto)
+
+
+def error_answer(error: BaseException) -> Answer:
+    """A failure as clients read it: 200 with `error`, and whose fault it was."""
+    if isinstance(error, (CancelledError, asyncio.CancelledError)):
+        error = BadRequest("the request was cancelled.")
+    if isinstance(error, (BadRequest, NotFound, Forbidden, Busy)):
+        category, text = "user", str(error)
+    elif isinstance(error, MintError):
+        category, text = "server", str(error)
+    else:
+        log.error("a request failed", exc_info=error)
+        category, text = "server", f"the server failed: {type(error).__name__}: {error}"
+    return Answer(json.dumps({"error": text, "category": category}).encode(), failed=True)
+
+
+@dataclass(eq=False)
+class Promise:
+    """One request under way. It settles once; what comes after is dropped."""
+
+    owner: str
+    key: str | None = None
+    """In words, for it is shown: "seq_id 3 of <model>"."""
+    fingerprint: bytes = b""
+    group: tuple[str, int] | None = None
+    """Sampling session and clone, for clients that ask which of their samples are done."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    settled: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    finished: float = 0.0
+    delivered: bool = False
+    envelope: dict[str, Any] = field(default_factory=dict)
+    """What the first answer to the request says besides the id; a repeated request gets the same."""
+    _work: Future[Any] | asyncio.Task[None] | None = None
+
+    def settle(self, answer: Answer) -> None:
+        if not self.settled.done():
+            self.finished = time.monotonic()
+            self.settled.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        self.settle(error_answer(error))
+
+    def start(self, work: Callable[[], Future[T]], answer: Callable[[T], Answer]) -> None:
+        """Begins the work and settles with what `answer` makes of its result; a border, so no error passes."""
+        if self.settled.done():  # cancelled before its turn came
+            return
+        try:
+            self._work = work()
+        except Exception as error:
+            self.fail(error)
+            return
+
+        def settle(done: asyncio.Future[T]) -> None:
+            try:
+                self.settle(answer(done.result()))
+            except (Exception, asyncio.CancelledError) as error:
+                self.fail(error)
+
+        asyncio.wrap_future(self._work).add_done_callback(settle)
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> None:
+        """The same for work of several steps."""
+
+        async def guarded(work: Awaitable[Answer]) -> None:
+            try:
+                self.settle(await work)
+            except (Exception, asyncio.CancelledError) as error:
+                self.fail(error)
+
+        self._work = asyncio.get_running_loop().create_task(guarded(work))
+
+    def cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        self.fail(CancelledError())
+
+
+class Futures:
+    """Every promise by its id and, where it has one, by the key that makes a repeated request the same."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_id: dict[str, Promise] = {}
+        self._by_key: dict[str, Promise] = {}
+        self._delivered: deque[Promise] = deque()
+        self._delivered_bytes = 0
+        self._logs: dict[tuple[str, int], CompletionLog] = {}
+
+    def repeated(self, key: str | None, fingerprint: bytes) -> Promise | None:
+        """The promise an earlier request opened under this key; its payload must have been the same."""
+        known = self._by_key.get(key) if key is not None else None
+        if known is not None and known.fingerprint != fingerprint:
+            raise BadRequest(
+                f"{key} was already used for a request with another payload; give each new request a number of its own."
+            )
+        return known
+
+    def open(
+        self, owner: str, key: str | None = None, fingerprint: bytes = b"", group: tuple[str, int] | None = None
+    ) -> Promise:
+        promise = Promise(owner, key, fingerprint, group)
+        self._by_id[promise.request_id] = promise
+        if group in self._logs:
+            self._logs[group].watch(promise)
+        if key is not None:
+            self._by_key[key] = promise
+        return promise
+
+    def find(self, request_id: str, owner: str) -> Promise:
+        promise = self._by_id.get(request_id)
+        if promise is None or promise.owner != owner:
+            raise NotFound(
+                f"no request {request_id!r} on this server; it may have been restarted since, or the result fetched "
+                f"more than {self._limits.delivered_seconds:.0f} s ago. Send the request again."
+            )
+        return promise
+
+    async def wait(self, promise: Promise) -> Answer | None:
+        """The answer, or None if it has not come within one poll."""
+        if not promise.settled.done():
+            await asyncio.wait([promise.settled], timeout=self._limits.poll_seconds)
+            if not promise.settled.done():
+                return None
+        answer = promise.settled.result()
+        if not promise.delivered:
+            promise.delivered = True
+            self._delivered.append(promise)
+            self._delivered_bytes += len(answer.body)
+        return answer
+
+    def completions(self, group: tuple[str, int]) -> CompletionLog:
+        """The log of this group, begun when somebody first asks for it."""
+        if group not in self._logs:
+            self._logs[group] = CompletionLog()
+            for promise in self._by_id.values():
+                if promise.group == group:
+                    self._logs[group].watch(promise)
+        return self._logs[group]
+
+    def sweep(self) -> None:
+        now = time.monotonic()
+        while self._delivered and (
+            self._delivered_bytes > self._limits.delivered_bytes
+            or now - self._delivered[0].finished > self._limits.delivered_seconds
+        ):
+            promise = self._delivered.popleft()
+            self._delivered_bytes -= len(promise.settled.result().body)
+            self._forget(promise)
+        for promise in list(self._by_id.values()):
+            stale = promise.settled.done() and now - promise.finished > self._limits.undelivered_seconds
+            if stale and not promise.delivered:
+                self._forget(promise)
+
+    def _forget(self, promise: Promise) -> None:
+        self._by_id.pop(promise.request_id, None)
+        if promise.key is not None and self._by_key.get(promise.key) is promise:
+            del self._by_key[promise.key]
+
+
+class CompletionLog:
+    """The finished requests of one sampler's clone, for clients that ask what is done rather than for one result."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, dict[str, Any]]] = []
+        self._cursor = 0
+        self._news = asyncio.Event()
+
+    def watch(self, promise: Promise) -> None:
+        promise.settled.add_done_callback(lambda settled: self._add(promise.request_id, settled.result()))
+
+    def _add(self, request_id: str, answer: Answer) -> None:
+        self._cursor += 1
+        entry: dict[str, Any] = {"state": "failed" if answer.failed else "finished", "request_id": request_id}
+        if not answer.failed:
+            entry["response_payload_uncompressed_size"] = len(answer.body)
+        self._entries.append((self._cursor, entry))
+        self._news.set()
+
+    async def since(self, cursor: int, seconds: float) -> dict[str, Any]:
+        """What finished after this cursor, waiting for the first one; what lies before it is forgotten."""
+        self._entries = [(n, entry) for n, entry in self._entries if n > cursor]
+        if not self._entries:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), seconds)
+            except TimeoutError:
+                return {"completions": [], "cursor": self._cursor}
+        return {"completions": [entry for _, entry in self._entries], "cursor": self._cursor}

@@ -1,0 +1,40 @@
+"""How long the server waits, how much it keeps and how much it takes in: one place for every such number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    poll_seconds: float = 30.0
+    """How long a poll for a result is held; clients give up on a poll after 45 s."""
+    gap_seconds: float = 5.0
+    """How long a model's requests wait for a sequence number that does not come."""
+    load_wait_seconds: float = 5.0
+    """How long a new sampling session waits to hear whether its model exists; clients give up after 60 s."""
+    session_idle_seconds: float = 1800.0
+    """A session without a heartbeat (clients send one every 10 s) or request for this long gives its memory back."""
+    finished_idle_seconds: float = 60.0
+    """The same for a session whose client said goodbye."""
+    policy_idle_seconds: float = 1800.0
+    """A policy that can be read from disk again leaves memory after this long without a sample."""
+    delivered_seconds: float = 600.0
+    """How long a fetched result can be fetched again; clients retry a request for at most 5 minutes."""
+    delivered_bytes: int = 256 * MIB
+    undelivered_seconds: float = 6 * 3600.0
+    """How long a result waits for somebody to fetch it."""
+    pending_samples: int = 65_536
+    """Sequences asked for and not yet sampled; beyond it samples are answered 429."""
+    sweep_seconds: float = 10.0
+    link_seconds: float = 3600.0
+    """How long a download link works."""
+    token_seconds: float = 24 * 3600.0
+    small_body_bytes: int = 4 * MIB
+    body_bytes: int = 256 * MIB
+    """Training data and prompts, before and after decompression."""
+    upload_bytes: int = 16 * GIB
+    """A checkpoint archive, and what it holds when unpacked."""

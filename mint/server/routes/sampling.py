@@ -1,0 +1,88 @@
+"""Sampling sessions and samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from mint import wire
+from mint.backend import ModelFacts
+from mint.errors import BadRequest
+from mint.server import requests
+from mint.server.auth import User
+from mint.server.bodies import fingerprint, read_body
+from mint.server.futures import Promise
+from mint.server.routes import Caller, State, answer, envelope
+from mint.server.samplers import CLONE_BLOCK
+from mint.server.state import Server
+from mint.types import GetSamplerResponse
+
+router = APIRouter()
+
+OFFICIAL_SDK = "AsyncTinker/"
+BUNDLED = "mint/"
+"""Models that ship with MinT: their names are no Hub ids."""
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    body: requests.CreateSamplingSession, server: State, user: Caller
+) -> dict[str, str]:
+    session = server.sessions.touch(body.session_id, user)
+    sampler = await server.samplers.create(session, body.sampling_session_seq_id, body.base_model, body.model_path)
+    return {"sampling_session_id": sampler.row.id, "type": "create_sampling_session"}
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(sampler_id: str, request: Request, server: State, user: Caller) -> Response:
+    sampler = server.samplers.find(sampler_id, user)
+    facts = await server.catalogue.load(sampler.row.base_model)
+    official = request.headers.get("user-agent", "").startswith(OFFICIAL_SDK)
+    base_model = _loadable_name(facts) if official else sampler.row.base_model
+    found = GetSamplerResponse(sampler_id, base_model, sampler.row.model_path)
+    return answer(wire.to_json(found) | {"tokenizer_id": facts.folder})
+
+
+def _loadable_name(facts: ModelFacts) -> str:
+    """A name from which transformers finds the tokenizer: the official SDK looks at nothing else. That SDK takes a name
+    with exactly two slashes for org/model/variant and cuts it, so a folder gets one more."""
+    name = facts.folder if facts.name.startswith(BUNDLED) else facts.name
+    return f"/.{name}" if name.startswith("/") and name.count("/") == 2 else name
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(
+    body: requests.SamplingSessionBody, server: State, user: Caller
+) -> dict[str, Any]:
+    sampler = server.samplers.find(body.sampling_session_id, user)
+    return {"client_counter": server.samplers.join(sampler), "type": "join_sampling_session"}
+
+
+@router.post("/asample")
+async def asample(request: Request, server: State, user: Caller) -> Response:
+    body = await read_body(request, server.limits)
+    call = wire.sample_call_from_json(wire.read_json(body))
+    named = call.base_model is not None or call.model_path is not None
+    if call.sampling_session_id is not None and named:
+        raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
+    return envelope(_sample(server, user, call, fingerprint(body)))
+
+
+def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
+    """Starts the sample, unless it was asked for before under the same number."""
+    key, group = None, None
+    if call.sampling_session_id is None:
+        policy, _ = server.samplers.policy(call.base_model, call.model_path, user)
+    else:
+        policy = server.samplers.find(call.sampling_session_id, user).policy
+        if call.seq_id is not None:
+            key = f"seq_id {call.seq_id} of sampling session {call.sampling_session_id}"
+            group = (call.sampling_session_id, call.seq_id // CLONE_BLOCK)
+    if known := server.futures.repeated(key, same):
+        return known
+    server.samplers.check(policy, call.request)
+    promise = server.futures.open(user.name, key, same, group)
+    promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
+    server.samplers.sample(policy, call.request, promise)
+    return promise

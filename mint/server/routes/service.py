@@ -1,0 +1,84 @@
+"""Health, configuration, capabilities, sessions and heartbeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from mint.checks import LOSS_FNS
+from mint.server import requests
+from mint.server.catalogue import sizes
+from mint.server.routes import Caller, State, answer, key_of
+from mint.types import GetServerCapabilitiesResponse, SupportedModel
+
+router = APIRouter()
+root = APIRouter()
+
+
+@root.get("/health")
+@router.get("/healthz")
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.post("/client/config")
+async def client_config(body: requests.ClientConfigBody, request: Request, user: Caller) -> dict[str, Any]:
+    """Switches of the official client; whatever is not said keeps the client's default."""
+    return {
+        # Clients with an sk- key can only start by exchanging it for a token; others need no such detour.
+        "pjwt_auth_enabled": (key_of(request) or "").startswith("sk-"),
+        "parallel_fwdbwd_chunks": True,
+        # That transport follows redirects whatever it is told, and the archive link of older clients is a redirect.
+        "use_pyqwest_transport": not _asks_for_archives(body.sdk_version or ""),
+    }
+
+
+def _asks_for_archives(sdk_version: str) -> bool:
+    major, _, rest = sdk_version.partition(".")
+    minor = rest.partition(".")[0]
+    return major == "0" and minor.isdigit() and int(minor) < 36
+
+
+@router.post("/client/dynamic_config")
+async def dynamic_config(body: requests.ClientConfigBody, user: Caller) -> dict[str, Any]:
+    return {"sample_cancel_enabled": True}
+
+
+@router.post("/auth/token")
+async def auth_token(server: State, user: Caller) -> dict[str, str]:
+    return {"jwt": server.keys.token(user, server.limits.token_seconds)}
+
+
+@router.get("/get_server_capabilities")
+async def capabilities(server: State, user: Caller) -> Response:
+    catalogue = server.catalogue
+    models = [SupportedModel(name, sizes(catalogue.known(name))[1]) for name in catalogue.names()]
+    return answer(GetServerCapabilitiesResponse(models, {name: dict(menu.options) for name, menu in LOSS_FNS.items()}))
+
+
+@router.post("/create_session")
+async def create_session(body: requests.CreateSession, server: State, user: Caller) -> dict[str, str]:
+    session = server.sessions.create(
+        user, body.tags, body.user_metadata or {}, body.sdk_version, body.display_name, body.project_id
+    )
+    return {"session_id": session.id, "type": "create_session"}
+
+
+@router.post("/session_heartbeat")
+async def heartbeat(body: requests.Heartbeat, server: State, user: Caller) -> dict[str, str]:
+    server.sessions.touch(body.session_id, user)
+    return {"type": "session_heartbeat"}
+
+
+@router.post("/sessions/{session_id}/finish")
+async def finish_session(session_id: str, body: requests.FinishSession, server: State, user: Caller) -> Response:
+    server.sessions.finish(session_id, user, body.reason.type)
+    return Response(status_code=204)
+
+
+@router.post("/telemetry")
+async def telemetry(request: Request, user: Caller) -> dict[str, str]:
+    """Taken and thrown away: clients that are refused log an error every second."""
+    await request.body()
+    return {"status": "accepted"}

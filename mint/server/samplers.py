@@ -1,0 +1,228 @@
+"""What can be sampled: policies in the backend's memory, and the sampling sessions that pin them.
+
+A policy is a base model, a saved checkpoint or a snapshot. The first two are shared by whoever asks for them, leave
+memory when idle and come back from disk on use; a snapshot lives as long as the session that took it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+
+from mint.backend import Backend, ModelFacts, OnTokens
+from mint.checks import check_sample
+from mint.errors import BadRequest, Busy, NotFound
+from mint.server.auth import User
+from mint.server.catalogue import Catalogue, sizes
+from mint.server.checkpoints import Checkpoints
+from mint.server.futures import Answer, Promise, sample_answer
+from mint.server.limits import Limits
+from mint.server.sessions import Session, Sessions
+from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.types import SampleRequest, SampleResponse
+
+CLONE_BLOCK = 10**9
+"""Clones of a sampling client number their requests from here, block by block."""
+
+
+@dataclass(eq=False)
+class Policy:
+    name: str
+    base_model: str
+    folder: str | None = None
+    ephemeral: bool = False
+    facts: ModelFacts | None = None
+    """Set once it can be sampled."""
+    used: float = field(default_factory=time.monotonic)
+    loading: asyncio.Task[None] | None = None
+
+
+@dataclass(eq=False)
+class Sampler:
+    row: SamplerRow
+    policy: Policy
+    clones: int = 0
+
+
+class Samplers:
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        catalogue: Catalogue,
+        sessions: Sessions,
+        checkpoints: Checkpoints,
+        limits: Limits,
+    ) -> None:
+        self._backend = backend
+        self._store = store
+        self._catalogue = catalogue
+        self._sessions = sessions
+        self._checkpoints = checkpoints
+        self._limits = limits
+        self._policies: dict[str, Policy] = {}
+        self._live: dict[str, Sampler] = {}
+        self._pending = 0
+
+    # Sampling sessions ----------------------------------------------------------------------------------------------
+
+    async def create(self, session: Session, number: int, base_model: str | None, model_path: str | None) -> Sampler:
+        """The sampling session of this number, made if need be; refused if its model is soon known not to exist."""
+        sampler_id = f"{session.id}:sample:{number}"
+        user = User(session.row.owner)
+        if self._store.get(SamplerRow, sampler_id) is not None:
+            return self.find(sampler_id, user)
+        policy, path = self.policy(base_model, model_path, user)
+        loading = self._start_loading(policy)
+        await asyncio.wait([loading], timeout=self._limits.load_wait_seconds)
+        if loading.done():
+            loading.result()
+        return self._add(session, sampler_id, policy, path)
+
+    def new_id(self, session: Session, number: int) -> str:
+        sampler_id = f"{session.id}:sample:{number}"
+        if self._store.get(SamplerRow, sampler_id) is not None:
+            raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
+        return sampler_id
+
+    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts) -> Sampler:
+        """The sampling session of a snapshot the backend took under the same name."""
+        policy = Policy(sampler_id, facts.name, ephemeral=True, facts=facts)
+        return self._add(session, sampler_id, policy, None)
+
+    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
+        row = SamplerRow(
+            id=sampler_id,
+            session_id=session.id,
+            owner=session.row.owner,
+            base_model=policy.base_model,
+            model_path=path,
+            ephemeral=policy.ephemeral,
+        )
+        self._store.add(row)
+        self._live[sampler_id] = Sampler(row, policy)
+        return self._live[sampler_id]
+
+    def find(self, sampler_id: str, user: User) -> Sampler:
+        """The sampler, its session seen just now; one of a base model or saved path comes back after a restart."""
+        sampler = self._live.get(sampler_id)
+        row = sampler.row if sampler else self._store.get(SamplerRow, sampler_id)
+        if row is None or row.owner != user.name:
+            raise NotFound(f"no sampling session {sampler_id!r} on this server; create a new sampling client.")
+        if sampler is None:
+            if row.ephemeral:
+                raise NotFound(
+                    f"sampling session {sampler_id} was a snapshot in memory, and is gone: the server was restarted or "
+                    "its session silent for too long. Take a new one, or save with save_weights_for_sampler(name)."
+                )
+            policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
+            sampler = self._live[sampler_id] = Sampler(row, policy)
+        self._sessions.touch(row.session_id, user)
+        return sampler
+
+    def join(self, sampler: Sampler) -> int:
+        """A number for one more client of this sampler; the first client is 0."""
+        sampler.clones += 1
+        return sampler.clones
+
+    def of_session(self, session_id: str) -> list[str]:
+        query = select(SamplerRow).where(SamplerRow.session_id == session_id).order_by(SamplerRow.created)
+        return [row.id for row in self._store.all(query)]
+
+    # Policies -------------------------------------------------------------------------------------------------------
+
+    def policy(self, base_model: str | None, model_path: str | None, user: User) -> tuple[Policy, str | None]:
+        """The policy of a base model or a saved path, and the path as we spell it."""
+        if (base_model is None) == (model_path is None):
+            raise BadRequest("give either base_model or model_path to sample from, not both and not neither.")
+        if model_path is None:
+            assert base_model is not None
+            self._catalogue.check(base_model)
+            return self._shared(Policy(f"base:{base_model}", base_model)), None
+        row = self._checkpoints.resolve(model_path, user)
+        return self._shared(self._saved(row)), row.path
+
+    def _saved(self, row: CheckpointRow) -> Policy:
+        base_model = self._checkpoints.run_of(row).base_model
+        # The row's number, not its path: a name that is deleted and saved again is another policy.
+        return Policy(f"checkpoint:{row.id}", base_model, str(self._checkpoints.folder(row)))
+
+    def _shared(self, policy: Policy) -> Policy:
+        return self._policies.setdefault(policy.name, policy)
+
+    def _start_loading(self, policy: Policy) -> asyncio.Task[None]:
+        if policy.loading is None or (policy.loading.done() and policy.facts is None):
+            policy.loading = asyncio.get_running_loop().create_task(self._load(policy))
+            policy.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to who asks
+        return policy.loading
+
+    async def _load(self, policy: Policy) -> None:
+        facts = await self._catalogue.load(policy.base_model)
+        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
+        policy.facts, policy.used = facts, time.monotonic()
+
+    async def ready(self, policy: Policy) -> ModelFacts:
+        while policy.facts is None:
+            await asyncio.shield(self._start_loading(policy))
+        policy.used = time.monotonic()
+        return policy.facts
+
+    # Samples --------------------------------------------------------------------------------------------------------
+
+    def check(self, policy: Policy, request: SampleRequest) -> None:
+        """As much as can be said before the model is there, and whether there is room."""
+        check_sample(request, *sizes(policy.facts))
+        if self._pending + request.num_samples > self._limits.pending_samples:
+            raise Busy(f"{self._pending} samples are waiting already; try again in a moment.")
+
+    def sample(self, policy: Policy, request: SampleRequest, promise: Promise) -> None:
+        """Settles the promise with the samples."""
+        self._count_until(promise.settled, request.num_samples)
+        policy.used = time.monotonic()
+        if policy.facts is not None:
+            promise.start(lambda: self._backend.sample(policy.name, request), sample_answer)
+        else:
+            promise.run(self._load_and_sample(policy, request))
+
+    async def _load_and_sample(self, policy: Policy, request: SampleRequest) -> Answer:
+        facts = await self.ready(policy)
+        check_sample(request, *sizes(facts))
+        return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+
+    async def begin(
+        self, policy: Policy, request: SampleRequest, on_tokens: OnTokens | None = None
+    ) -> asyncio.Future[SampleResponse]:
+        """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
+        await self.ready(policy)
+        self.check(policy, request)
+        work = asyncio.wrap_future(self._backend.sample(policy.name, request, on_tokens))
+        self._count_until(work, request.num_samples)
+        return work
+
+    def _count_until(self, done: asyncio.Future[Any], samples: int) -> None:
+        self._pending += samples
+
+        def count_down(_: object) -> None:
+            self._pending -= samples
+
+        done.add_done_callback(count_down)
+
+    # Ending ---------------------------------------------------------------------------------------------------------
+
+    def end_sessions(self, session_ids: Iterable[str]) -> None:
+        ended = set(session_ids)
+        for sampler in [s for s in self._live.values() if s.row.session_id in ended]:
+            del self._live[sampler.row.id]
+            if sampler.policy.ephemeral:
+                self._backend.release(sampler.policy.name)
+
+    def sweep(self) -> None:
+        idle = time.monotonic() - self._limits.policy_idle_seconds
+        for policy in [p for p in self._policies.values() if p.facts is not None and p.used < idle]:
+            policy.facts, policy.loading = None, None
+            self._backend.release(policy.name)

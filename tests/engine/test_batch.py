@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mint.backend import ModelFacts
+from mint.engine.batch import Example, check_data, pack, plan
+from mint.engine.losses import choose_loss
+from mint.errors import BadRequest
+from mint.types import Datum, ModelInput, TensorData
+
+FACTS = ModelFacts("a/model", "", "", vocab_size=50, max_context=16, parameters=0, dtype="float32", device="cpu")
+GOOD: dict[str, Any] = {"target_tokens": [2, 3, 4], "logprobs": [-1, -2, -3], "advantages": [0, 1, 1]}
+
+
+def check(
+    inputs: Mapping[str, Any],
+    tokens: list[int] | None = None,
+    loss_fn: str = "ppo",
+    config: Mapping[str, float] | None = None,
+) -> Example:
+    loss, options = choose_loss(loss_fn, config)
+    good = Datum(ModelInput.from_ints([7]), {key: [0] for key in loss.required})
+    datum = Datum(ModelInput.from_ints([1, 2, 3] if tokens is None else tokens), dict(inputs))
+    return check_data([good, datum], loss, options, FACTS)[1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (GOOD | {"advantages": [1, 2]}, "datum 1: advantages has length 2, model_input has 3"),
+        (GOOD | {"weights": [1, 1, 1, 1]}, "datum 1: weights has length 4, model_input has 3"),
+        (GOOD | {"logprobs": -1.0}, "datum 1: logprobs has length a single number"),
+        (GOOD | {"target_tokens": [2, 50, 4]}, "target_tokens holds token id 50 at position 1; ids run from 0 to 49"),
+        (GOOD | {"target_tokens": [2, 3, -100]}, "token id -100 at position 2"),
+        (GOOD | {"advantages": [0, 1, math.nan]}, "datum 1: advantages holds nan at position 2"),
+        (GOOD | {"weights": [math.inf, 1, 1]}, "datum 1: weights holds inf at position 0"),
+        (GOOD | {"logprobs": [-1, -math.inf, -1]}, "datum 1: logprobs holds -inf at position 1"),
+        (GOOD | {"target_tokens": TensorData([2.0, 3, 4], "float32")}, "datum 1: target_tokens is float32"),
+        (GOOD | {"target_tokens": [[2], [3], [4]]}, "two dimensions are for cross_entropy"),
+        (GOOD | {"advantages": [[0, 1], [1, 1], [1, 1]]}, r"advantages has shape \(3, 2\), target_tokens has \(3,\)"),
+        (GOOD | {"reward": [1, 1, 1]}, r"datum 1: this loss does not read loss_fn_inputs\['reward'\]; it reads"),
+        ({"target_tokens": [2, 3, 4], "logprobs": [0, 0, 0]}, "datum 1: loss_fn_inputs lacks 'advantages'"),
+        (GOOD | {"weights": [1, 1, 1], "mask": [0, 1, 1]}, "datum 1: weights and mask are the same input"),
+        (GOOD | {"clip_low_threshold": [0.8, 1.3, 0.8]}, "above clip_high_threshold at position 1"),
+    ],
+)
+def test_a_faulty_input_is_named_by_datum_key_and_position(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        check(inputs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "datum 1: model_input is empty"),
+        ([1, 50, 3], "datum 1: model_input holds token id 50 at position 1"),
+        ([1, -1, 3], "datum 1: model_input holds token id -1 at position 1"),
+        ([1] * 17, "datum 1: model_input has 17 tokens; the context of a/model holds 16"),
+    ],
+)
+def test_a_faulty_model_input_is_named_by_datum_and_position(tokens: list[int], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        check(GOOD, tokens)
+
+
+def test_an_empty_list_of_data_is_refused() -> None:
+    loss, options = choose_loss("cross_entropy", None)
+    with pytest.raises(BadRequest, match="list of data is empty"):
+        check_data([], loss, options, FACTS)
+
+
+@pytest.mark.parametrize("alias", ["weights", "loss_weights", "mask"])
+def test_weights_go_by_three_names(alias: str) -> None:
+    example = check(GOOD | {alias: [0.0, 0.5, -2.0]})
+    assert example.weights_NK.ravel().tolist() == [0.0, 0.5, -2.0]
+    assert example.counted_NK.ravel().tolist() == [False, True, True]
+
+
+def test_equal_weights_under_two_names_are_accepted() -> None:
+    assert check(GOOD | {"weights": [0, 1, 1], "mask": [0, 1, 1]}).weights_NK.ravel().tolist() == [0, 1, 1]
+
+
+def test_without_weights_every_token_weighs_one_and_those_without_advantage_do_not_count() -> None:
+    example = check(GOOD)
+    assert example.weights_NK.ravel().tolist() == [1, 1, 1]
+    assert example.counted_NK.ravel().tolist() == [False, True, True]
+
+
+def test_thresholds_come_from_the_options_where_the_datum_has_none() -> None:
+    example = check(GOOD | {"clip_high_threshold": [2, 3, 4]}, config={"clip_low_threshold": 0.5})
+    assert example.inputs_NK["clip_low_threshold"].ravel().tolist() == [0.5, 0.5, 0.5]
+    assert example.inputs_NK["clip_high_threshold"].ravel().tolist() == [2, 3, 4]
+
+
+def test_micro_batches_keep_to_the_budget_and_hold_every_datum_once() -> None:
+    lengths = [5, 30, 1, 7, 12, 3, 3, 9]
+    batches = plan(lengths, 12)
+    assert sorted(i for batch in batches for i in batch) == list(range(8))
+    assert all(sum(lengths[i] for i in batch) <= 12 or len(batch) == 1 for batch in batches)
+    assert batches[0] == [1]
+
+
+def test_packing_lays_examples_end_to_end_and_leaves_out_tokens_of_weight_zero() -> None:
+    data = [check(GOOD | {"weights": [0, 1, 2]}), check(GOOD | {"weights": [3, 0, 0]}, tokens=[4, 5, 6])]
+    batch = pack([1, 0], data, torch.device("cpu"))
+    assert batch.tokens_T.tolist() == [4, 5, 6, 1, 2, 3]
+    assert batch.positions_T.tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch.cells_C.tolist() == [0, 4, 5]
+    assert batch.weights_C.tolist() == [3, 1, 2]
+    assert batch.sequence_C.tolist() == [0, 1, 1]
+    assert [batch.locate(cell) for cell in range(3)] == [(1, 0), (0, 1), (0, 2)]
+
+
+def test_tokens_of_weight_zero_may_still_enter_the_sequence_ratio() -> None:
+    example = check(GOOD | {"weights": [0, 0, 1], "sequence_ratio_mask": [0, 1, 1]}, loss_fn="gspo")
+    batch = pack([0], [example], torch.device("cpu"))
+    assert batch.cells_C.tolist() == [1, 2]
+    assert batch.weights_C.tolist() == [0, 1]
+    assert batch.inputs_C["sequence_ratio_mask"].tolist() == [1, 1]
+    assert batch.counted_C.tolist() == [False, True]
+
+
+def test_soft_and_hard_targets_pack_together_and_come_apart_in_their_shapes() -> None:
+    two = {"target_tokens": [[1, 2], [3, 4], [5, 6]], "weights": [[1, 0], [0.5, 0.5], [0, 0]]}
+    soft = check(two, loss_fn="cross_entropy")
+    hard = check({"target_tokens": [7, 8, 9]}, loss_fn="cross_entropy")
+    batch = pack([0, 1], [soft, hard], torch.device("cpu"))
+    assert batch.targets_TK.tolist() == [[1, 2], [3, 4], [5, 6], [7, 0], [8, 0], [9, 0]]
+    assert batch.cells_C.tolist() == [0, 2, 3, 6, 8, 10]
+    parts = batch.split(torch.arange(12.0).reshape(6, 2))
+    np.testing.assert_array_equal(parts[0], [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(parts[1], [6, 8, 10])

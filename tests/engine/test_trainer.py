@@ -1,0 +1,347 @@
+"""The trainer against transformers + PEFT, one unpadded sequence at a time, differentiated by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import logprobs, peft_gradients, peft_model, policy_datum, random_adapter, random_tokens
+from torch import Tensor
+
+from mint.engine import logprobs as chunked
+from mint.engine.lora import Adapter
+from mint.engine.model import BaseModel
+from mint.engine.trainer import Trainer
+from mint.errors import BadRequest
+from mint.types import Datum, ForwardBackwardOutput, LoraConfig, ModelInput
+
+LENGTHS = [(11, 4), (20, 9), (3, 1), (20, 0), (7, 5)]
+
+
+def train(
+    trainer: Trainer,
+    adapter: Adapter,
+    data: Sequence[Datum],
+    loss_fn: str = "importance_sampling",
+    config: Mapping[str, float] | None = None,
+    backward: bool = True,
+) -> ForwardBackwardOutput:
+    call = trainer.forward_backward(adapter, data, loss_fn, config, backward)
+    while True:
+        try:
+            next(call)
+        except StopIteration as done:
+            return done.value
+
+
+def policy_data(seed: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS) -> list[Datum]:
+    rng = np.random.default_rng(seed)
+    return [policy_datum(rng, length, prompt) for length, prompt in lengths]
+
+
+def array(datum: Datum, key: str) -> Tensor:
+    return datum.loss_fn_inputs[key].to_torch()
+
+
+def reference_loss(name: str, p: Tensor, datum: Datum) -> Tensor:
+    """The sum over one datum, from the formulas of the documentation."""
+    if name == "cross_entropy":
+        return -(array(datum, "weights") * p).sum()
+    w, q, a = (array(datum, key) for key in ("weights", "logprobs", "advantages"))
+    ratio = torch.exp(p - q)
+    if name == "gspo":
+        mean = ((p - q) * w).sum() / w.sum()
+        ratio = torch.exp(mean).detach() * torch.exp(p - p.detach())
+    low, high = {"cispo": (0.0, 4.0), "gspo": (0.9997, 1.0004)}.get(name, (0.8, 1.2))
+    objective = {
+        "importance_sampling": ratio * a,
+        "ppo": torch.minimum(ratio * a, ratio.clamp(low, high) * a),
+        "cispo": ratio.clamp(low, high).detach() * p * a,
+        "dro": p * a - 0.025 * (p - q) ** 2,
+        "gspo": torch.minimum(ratio * a, ratio.clamp(low, high) * a),
+    }[name]
+    return -(w * objective).sum()
+
+
+def assert_gradients(ours: list[Tensor] | None, theirs: list[Tensor]) -> None:
+    assert ours is not None
+    assert max(float(g.abs().max()) for g in theirs) > 1e-2
+    for mine, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-3, atol=2e-4 * float(reference.abs().max()) + 1e-6)
+
+
+LOSS_NAMES = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_losses_log_probs_and_gradients_are_those_of_peft_and_autograd(
+    model: BaseModel, family: str, tiny_folder: Callable[[str], Path], name: str
+) -> None:
+    adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
+    data = policy_data()
+    if name == "cross_entropy":
+        data = [Datum(d.model_input, {k: d.loss_fn_inputs[k] for k in ("target_tokens", "weights")}) for d in data]
+    output = train(Trainer(model, token_budget=32), adapter, data, name)
+
+    reference = peft_model(tiny_folder(family), adapter)
+    loss = torch.zeros(())
+    for datum, found in zip(data, output.loss_fn_outputs, strict=True):
+        p = logprobs(reference, datum)
+        torch.testing.assert_close(found["logprobs"].to_torch(), p.detach(), atol=2e-5, rtol=1e-5)
+        loss = loss + reference_loss(name, p, datum)
+    loss.backward()
+    assert output.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-4)
+    assert_gradients(adapter.gradients, peft_gradients(reference, adapter))
+
+
+@pytest.mark.parametrize("flags", [dict(train_attn=False, train_mlp=False), dict(train_unembed=False)])
+def test_gradients_hold_with_only_the_unembedding_and_without_it(
+    tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path], flags: dict[str, bool]
+) -> None:
+    adapter = random_adapter(tiny_model("qwen3"), LoraConfig(rank=3, seed=0, **flags))
+    data = policy_data()
+    train(Trainer(tiny_model("qwen3")), adapter, data)
+    reference = peft_model(tiny_folder("qwen3"), adapter)
+    sum(reference_loss("importance_sampling", logprobs(reference, d), d) for d in data).backward()  # type: ignore[union-attr]
+    assert_gradients(adapter.gradients, peft_gradients(reference, adapter))
+
+
+def test_soft_targets_are_scored_cell_by_cell(
+    tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path]
+) -> None:
+    rng = np.random.default_rng(3)
+    adapter = random_adapter(tiny_model("gemma3"), LoraConfig(rank=3, seed=0))
+    data = [
+        Datum(
+            ModelInput.from_ints(random_tokens(rng, length)),
+            {"target_tokens": rng.integers(0, 97, shape), "weights": rng.normal(size=shape)},
+        )
+        for length, shape in ((6, (6, 3)), (4, (4,)), (5, (5, 2)))
+    ]
+    output = train(Trainer(tiny_model("gemma3")), adapter, data, "cross_entropy")
+    reference = peft_model(tiny_folder("gemma3"), adapter)
+    loss = torch.zeros(())
+    for datum, found in zip(data, output.loss_fn_outputs, strict=True):
+        p = logprobs(reference, datum)
+        torch.testing.assert_close(found["logprobs"].to_torch(), p.detach(), atol=2e-5, rtol=1e-5)
+        loss = loss + reference_loss("cross_entropy", p, datum)
+    loss.backward()
+    assert_gradients(adapter.gradients, peft_gradients(reference, adapter))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk", [1, 97 * 4, 2**24], ids=["one", "four", "all"])
+def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
+    model: BaseModel, monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
+) -> None:
+    monkeypatch.setitem(chunked.CHUNK_LOGITS, "cpu", chunk)
+    torch.manual_seed(0)
+    adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
+    pair = adapter.weights["lm_head"]
+    targets = torch.randint(0, 97, (11, 2))
+    coefficients = torch.randn(11, 2)
+    coefficients[3:6] = 0
+    hidden = torch.randn(11, 32, requires_grad=True)
+
+    plain = torch.log_softmax(model.logits(hidden, [(adapter, 11)]) / temperature, dim=-1).gather(1, targets)
+    expected = torch.autograd.grad((plain * coefficients).sum(), [hidden, *pair])
+    found = chunked.target_logprobs(model, adapter, hidden, targets, temperature)
+    torch.testing.assert_close(found, plain, atol=2e-6, rtol=1e-5)
+    gradients = torch.autograd.grad((found * coefficients).sum(), [hidden, *pair])
+    for mine, reference in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
+    assert not gradients[0][3:6].any()
+
+
+def test_the_backward_pass_computes_no_logits_for_positions_without_a_say(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    adapter = model.new_adapter(LoraConfig(rank=2, seed=0))
+    rows: list[int] = []
+    original = BaseModel.logits
+
+    def counting(self: BaseModel, hidden_NH: Tensor, runs: Any) -> Tensor:
+        rows.append(len(hidden_NH))
+        return original(self, hidden_NH, runs)
+
+    monkeypatch.setattr(BaseModel, "logits", counting)
+    train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))
+    assert rows == [20, 3]
+
+
+def test_the_temperature_option_matches_log_probs_recorded_after_tempering(
+    tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path]
+) -> None:
+    adapter = random_adapter(tiny_model("qwen2"), LoraConfig(rank=3, seed=0))
+    reference = peft_model(tiny_folder("qwen2"), adapter)
+    (datum,) = policy_data(lengths=[(12, 4)])
+    tempered = logprobs(reference, datum, temperature=0.8).detach()
+    datum = Datum(datum.model_input, datum.loss_fn_inputs | {"logprobs": tempered})
+    output = train(Trainer(tiny_model("qwen2")), adapter, [datum], config={"temperature": 0.8})
+    torch.testing.assert_close(output.loss_fn_outputs[0]["logprobs"].to_torch(), tempered, atol=2e-5, rtol=1e-5)
+    assert output.metrics["ratio:mean"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "gspo"])
+def test_two_calls_accumulate_to_one_call_whatever_the_micro_batches(
+    tiny_model: Callable[[str], BaseModel], name: str
+) -> None:
+    model, data = tiny_model("gemma3"), policy_data()
+    together, apart, small = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(3))
+    whole = train(Trainer(model), together, data, name)
+    train(Trainer(model), apart, data[:2], name)
+    train(Trainer(model), apart, data[2:], name)
+    pieces = train(Trainer(model, token_budget=1), small, data, name)
+    for other in (apart.gradients, small.gradients):
+        assert together.gradients is not None
+        assert_gradients(other, together.gradients)
+    assert whole.metrics == pytest.approx(pieces.metrics, rel=1e-4, abs=1e-5)
+    for one, other_output in zip(whole.loss_fn_outputs, pieces.loss_fn_outputs, strict=True):
+        np.testing.assert_allclose(one["logprobs"].to_numpy(), other_output["logprobs"].to_numpy(), atol=2e-5)
+
+
+def test_a_call_pauses_after_each_micro_batch(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("llama")
+    call = Trainer(model, token_budget=20).forward_backward(
+        model.new_adapter(LoraConfig(rank=2)), policy_data(), "ppo", {}, True
+    )
+    assert len(list(call)) == 4  # 20, 20, 11 + 7, 3
+
+
+def test_an_abandoned_call_leaves_the_gradients_alone(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("llama")
+    adapter = model.new_adapter(LoraConfig(rank=2))
+    call = Trainer(model, token_budget=20).forward_backward(adapter, policy_data(), "ppo", {}, True)
+    next(call)
+    call.close()
+    assert adapter.gradients is None
+
+
+def test_forward_gives_the_same_numbers_and_no_gradients(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("qwen3")
+    adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
+    forward = train(Trainer(model), adapter, policy_data(), "ppo", backward=False)
+    assert adapter.gradients is None
+    assert forward == train(Trainer(model), adapter, policy_data(), "ppo")
+
+
+def test_gradients_are_found_whatever_mode_the_caller_is_in(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("qwen3")
+    adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
+    with torch.no_grad():
+        train(Trainer(model), adapter, policy_data())
+    assert adapter.gradients is not None and any(g.any() for g in adapter.gradients)
+
+
+def test_metrics_are_means_over_the_whole_call(
+    tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path]
+) -> None:
+    adapter = random_adapter(tiny_model("qwen3"), LoraConfig(rank=3, seed=0))
+    data = policy_data()
+    metrics = train(Trainer(tiny_model("qwen3"), token_budget=12), adapter, data, "ppo").metrics
+    reference = peft_model(tiny_folder("qwen3"), adapter)
+    with torch.no_grad():
+        p, q, w, a = (
+            torch.cat(parts)
+            for parts in (
+                [logprobs(reference, d) for d in data],
+                *([array(d, key) for d in data] for key in ("logprobs", "weights", "advantages")),
+            )
+        )
+    p, q, a = p[w != 0], q[w != 0], a[w != 0]
+    ratio = torch.exp(p - q)
+    clipped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & (ratio < 0.8))
+    assert metrics == pytest.approx(
+        {
+            "loss:sum": metrics["loss:sum"],
+            "tokens:sum": len(p),
+            "ratio:mean": float(ratio.mean()),
+            "ratio:min": float(ratio.min()),
+            "ratio:max": float(ratio.max()),
+            "clip_fraction:mean": float(clipped.float().mean()),
+            "kl_sample_train:mean": float((q - p).mean()),
+            "entropy_sampled:mean": float(-p.mean()),
+        },
+        rel=1e-3,
+    )
+    assert all(name.count(":") == 1 for name in metrics)
+
+
+def test_the_three_key_form_gives_the_gradients_and_metrics_of_the_four_key_form(
+    tiny_model: Callable[[str], BaseModel]
+) -> None:
+    model, data = tiny_model("llama"), policy_data()
+    three = [
+        Datum(d.model_input, {k: v for k, v in d.loss_fn_inputs.items() if k != "weights"} | {"logprobs": w * q})
+        for d in data
+        for w, q in [(array(d, "weights"), array(d, "logprobs"))]
+    ]
+    first, second = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
+    four_keys, three_keys = train(Trainer(model), first, data), train(Trainer(model), second, three)
+    assert three_keys.metrics == pytest.approx(four_keys.metrics, rel=1e-4)
+    assert first.gradients is not None
+    assert_gradients(second.gradients, first.gradients)
+
+
+def test_negative_and_large_weights_are_taken_as_they_are(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("llama")
+    tokens = random_tokens(np.random.default_rng(0), 6)
+
+    def gradients(weights: list[float]) -> list[Tensor]:
+        adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
+        datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights})
+        train(Trainer(model), adapter, [datum], "cross_entropy")
+        assert adapter.gradients is not None
+        return adapter.gradients
+
+    scaled = [-250 * g for g in gradients([0, 0, 1, 2, 0.5])]
+    assert_gradients(gradients([0, 0, -250, -500, -125]), scaled)
+
+
+def test_a_refused_call_leaves_earlier_gradients_untouched(tiny_model: Callable[[str], BaseModel]) -> None:
+    model, data = tiny_model("llama"), policy_data()
+    adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
+    trainer = Trainer(model, token_budget=20)
+    train(trainer, adapter, data)
+    assert adapter.gradients is not None
+    before = [g.clone() for g in adapter.gradients]
+    for bad, message in (
+        ({"advantages": np.full(7, np.nan)}, "datum 4: advantages holds nan"),
+        ({"logprobs": np.full(7, -1e30)}, "datum 4: the loss is -?inf at position 5"),
+        ({"advantages": np.full(7, 3e38), "logprobs": np.full(7, -9)}, r"datum 4: the loss is -?inf"),
+    ):
+        faulty = Datum(data[4].model_input, data[4].loss_fn_inputs | bad)  # the shorter micro-batches went well before
+        with pytest.raises(BadRequest, match=message):
+            train(trainer, adapter, [*data[:4], faulty])
+        assert all(torch.equal(g, b) for g, b in zip(adapter.gradients, before, strict=True))
+
+
+def test_a_gradient_that_overflows_is_reported_and_not_kept(tiny_model: Callable[[str], BaseModel]) -> None:
+    model = tiny_model("llama")
+    adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
+    tokens = random_tokens(np.random.default_rng(0), 9)
+    weights = np.array([1e37, -1e37] * 4)  # the losses cancel to something finite, the gradients do not
+    datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights})
+    with pytest.raises(BadRequest, match="the loss is finite but its gradient is not"):
+        train(Trainer(model), adapter, [datum], "cross_entropy")
+    assert adapter.gradients is None
+
+
+def test_weights_that_diverged_are_reported(tiny_model: Callable[[str], BaseModel]) -> None:
+    adapter = random_adapter(tiny_model("llama"), LoraConfig(rank=2, seed=0))
+    with torch.no_grad():
+        adapter.parameters()[0].fill_(torch.nan)
+    with pytest.raises(BadRequest, match="weights have diverged"):
+        train(Trainer(tiny_model("llama")), adapter, policy_data())
+
+
+def test_all_weights_zero_is_a_call_with_zero_loss(tiny_model: Callable[[str], BaseModel]) -> None:
+    adapter = random_adapter(tiny_model("llama"), LoraConfig(rank=2, seed=0))
+    output = train(Trainer(tiny_model("llama")), adapter, policy_data(lengths=[(5, 5)]))
+    assert output.metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
+    assert adapter.gradients is not None and not any(g.any() for g in adapter.gradients)

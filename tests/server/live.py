@@ -1,0 +1,136 @@
+"""A real server on loopback over a fake backend, and a client that speaks raw HTTP to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from mint import wire
+from mint.config import ServerConfig
+from mint.server.app import create_app
+from mint.server.limits import Limits
+from mint.types import Datum, ModelInput
+from tests.fakes import FakeBackend
+
+QUICK = {"poll_seconds": 2.0, "gap_seconds": 0.3, "sweep_seconds": 0.05, "load_wait_seconds": 2.0}
+
+
+class Live:
+    """`create_app` under uvicorn in a thread; `restart` is a new server on the same data."""
+
+    def __init__(self, data: Path, keys: tuple[str, ...] = (), models: tuple[str, ...] = (), **limits: Any) -> None:
+        self.config = ServerConfig(models=models, port=0, data=data, api_keys=keys)
+        self.limits = Limits(**(QUICK | limits))
+        self._start(FakeBackend())
+
+    def _start(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        app = create_app(self.config, backend, self.limits)
+        settings = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        key = self.config.api_keys[0] if self.config.api_keys else "tml-any"
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers={"X-API-Key": key}, timeout=30)
+
+    def stop(self) -> None:
+        self.backend.let_go()
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join()
+
+    def restart(self) -> None:
+        self.stop()
+        self._start(FakeBackend())
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def post(self, path: str, body: Any = None, ok: bool = True, **headers: str) -> Any:
+        answer = self.http.post(path, json=body if body is not None else {}, headers=headers)
+        if ok:
+            assert answer.is_success, answer.text
+            return answer.json() if answer.content else None
+        return answer
+
+    def get(self, path: str, **params: Any) -> Any:
+        answer = self.http.get(path, params=params)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def refused(self, path: str, body: Any, status: int = 400) -> str:
+        """The server's words of refusal; every refusal must have a body with a length."""
+        answer = self.post(path, body, ok=False)
+        assert answer.status_code == status, f"{answer.status_code}: {answer.text}"
+        assert int(answer.headers["content-length"]) > 0
+        return answer.json()["detail"]
+
+    def fetch(self, envelope: dict[str, Any]) -> dict[str, Any]:
+        return self.post("/retrieve_future", {"request_id": envelope["request_id"], "allow_metadata_only": True})
+
+    def fetch_proto(self, envelope: dict[str, Any]) -> httpx.Response:
+        body = {"request_id": envelope["request_id"], "allow_metadata_only": True}
+        return self.post("/retrieve_future", body, ok=False, accept=wire.PROTOBUF)
+
+    # Ready-made things ----------------------------------------------------------------------------------------------
+
+    def session(self) -> str:
+        return self.post("/create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"})["session_id"]
+
+    def model(self, session: str | None = None, number: int = 0, **more: Any) -> str:
+        body = {"session_id": session or self.session(), "model_seq_id": number, "base_model": "mint/tiny"} | more
+        return self.fetch(self.post("/create_model", body))["model_id"]
+
+    def train(self, model: str, seq_id: int | None, data: list[Any] | None = None, **more: Any) -> dict[str, Any]:
+        return self.post("/forward_backward", train_body(model, seq_id, data, **more))
+
+    def step(self, model: str, seq_id: int | None, ok: bool = True, **adam: Any) -> Any:
+        adam_params = {"learning_rate": 1e-3} | adam
+        return self.post("/optim_step", {"model_id": model, "seq_id": seq_id, "adam_params": adam_params}, ok=ok)
+
+    def save(self, model: str, seq_id: int, name: str = "one", kind: str = "save_weights", **more: Any) -> str:
+        body = {"model_id": model, "seq_id": seq_id, "path": name} | more
+        return self.fetch(self.post(f"/{kind}", body))["path"]
+
+    def sampler(self, session: str | None = None, number: int = 0, **target: Any) -> str:
+        body = {"session_id": session or self.session(), "sampling_session_seq_id": number}
+        body |= target or {"base_model": "mint/tiny"}
+        return self.post("/create_sampling_session", body)["sampling_session_id"]
+
+    def sample(self, sampler: str, seq_id: int, **more: Any) -> dict[str, Any]:
+        return self.post("/asample", sample_body(sampler, seq_id, **more))
+
+
+def datum_json(tokens: list[int], **inputs: list[float]) -> dict[str, Any]:
+    tensors = {"target_tokens": {"data": tokens[1:], "dtype": "int64"}}
+    tensors |= {key: {"data": values, "dtype": "float32"} for key, values in inputs.items()}
+    return {"model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens[:-1]}]}, "loss_fn_inputs": tensors}
+
+
+def train_body(model: str, seq_id: int | None, data: list[Any] | None = None, **more: Any) -> dict[str, Any]:
+    given = {"data": [datum_json([1, 2, 3])] if data is None else data, "loss_fn": "cross_entropy"} | more
+    return {"model_id": model, "seq_id": seq_id, "forward_backward_input": given}
+
+
+def sample_body(sampler: str | None, seq_id: int | None, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Any:
+    body = {
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": list(tokens)}]},
+        "num_samples": 1,
+        "sampling_params": {"max_tokens": 8, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "type": "sample",
+    }
+    return body | more
+
+
+def datum(tokens: list[int], **inputs: Any) -> Datum:
+    return Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], **inputs})

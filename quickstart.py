@@ -3,7 +3,7 @@
     make quickstart          or:  .venv/bin/python quickstart.py
 
 No GPU, no key, no network: the bundled model `mint/tiny` learns on this machine, through a local server that starts and
-stops by itself. Point MINT_BASE_URL at another server and set MINT_BASE_MODEL to train a real model with the same lines.
+stops by itself. Point MINT_BASE_URL at another server and set MINT_BASE_MODEL, and the same lines train a real model.
 Every setting below is an environment variable too (MINT_RL_STEPS=40 ...), also from a `.env` file.
 
 What to look at: the holdout accuracy, on additions the model is never trained on, before and after each stage.

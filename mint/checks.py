@@ -1,7 +1,7 @@
 """Requests checked before anything is computed: what client and server can say without a tensor.
 
 A fault is named by datum, key and position, so that it can be found in a batch of thousands. What the losses are and
-how they are computed is the engine's; `LOSS_FNS` is their menu as plain data, which a test holds equal to its table.
+how they are computed is the engine's; `LOSS_FNS` is their menu: what each reads from a datum, and its options.
 """
 
 from __future__ import annotations
@@ -37,27 +37,33 @@ class LossMenu:
 
 _POLICY = ("target_tokens", "logprobs", "advantages")
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
+# Divides the trainer's logits before the log-softmax, for log-probs that were recorded after tempering.
 _TEMPERATURE = {"temperature": 1.0}
+
+
+def _clip_options(low: float, high: float) -> dict[str, float]:
+    """Bounds on the ratio itself, not distances from 1; inputs of the same names override them token by token."""
+    return {"clip_low_threshold": low, "clip_high_threshold": high, **_TEMPERATURE}
+
 
 LOSS_FNS: dict[str, LossMenu] = {
     "cross_entropy": LossMenu(("target_tokens",)),
     "importance_sampling": LossMenu(_POLICY, options=_TEMPERATURE),
-    "ppo": LossMenu(_POLICY, _CLIPS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, **_TEMPERATURE}),
-    "cispo": LossMenu(_POLICY, _CLIPS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0, **_TEMPERATURE}),
+    "ppo": LossMenu(_POLICY, _CLIPS, _clip_options(0.8, 1.2)),
+    "cispo": LossMenu(_POLICY, _CLIPS, _clip_options(0.0, 4.0)),
+    # Vendors differ on beta (0.01 to 0.05); 0.05 is the value of the only public example of the upstream API.
     "dro": LossMenu(_POLICY, options={"beta": 0.05, **_TEMPERATURE}),
-    "gspo": LossMenu(
-        _POLICY,
-        (*_CLIPS, "sequence_ratio_mask"),
-        {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004, **_TEMPERATURE},
-    ),
+    # The range of the GSPO paper, 3e-4 below and 4e-4 above 1; far narrower than ppo's because the ratio is a mean.
+    "gspo": LossMenu(_POLICY, (*_CLIPS, "sequence_ratio_mask"), _clip_options(0.9997, 1.0004)),
 }
 
 
-def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> LossMenu:
-    """The loss of that name, with nothing in `config` but its own options."""
+def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> dict[str, float]:
+    """The options of that loss: those given, checked, over the defaults."""
     if loss_fn not in LOSS_FNS:
         raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.")
     menu = LOSS_FNS[loss_fn]
+    options = dict(menu.options)
     for key, value in (config or {}).items():
         if key not in menu.options:
             known = ", ".join(f"{k}={v}" for k, v in menu.options.items()) or "none"
@@ -66,20 +72,24 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
         if not number or value < 0 or (key == "temperature" and value == 0):  # type: ignore[operator]
             least = "> 0" if key == "temperature" else ">= 0"
             raise BadRequest(f"loss_fn_config[{key!r}] is {value!r}; it must be a number {least}.")
-    return menu
+        options[key] = float(value)
+    low, high = options.get("clip_low_threshold", 0.0), options.get("clip_high_threshold", math.inf)
+    if low > high:
+        raise BadRequest(f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself.")
+    return options
 
 
 def check_data(
     data: Sequence[Datum], loss_fn: str, vocab_size: int | None = None, max_context: int | None = None
 ) -> None:
     """Raises `BadRequest` for the first fault; the model's facts are checked where they are known."""
-    menu = check_loss(loss_fn)
+    check_loss(loss_fn)
     if not len(data):
         raise BadRequest("the list of data is empty; give at least one datum.")
     for index, datum in enumerate(data):
         where = f"datum {index}"
         length = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
-        _check_inputs(where, datum.loss_fn_inputs, loss_fn, menu, length, vocab_size)
+        _check_inputs(where, datum.loss_fn_inputs, loss_fn, length, vocab_size)
 
 
 def check_sample(request: SampleRequest, vocab_size: int | None = None, max_context: int | None = None) -> None:
@@ -139,8 +149,9 @@ def _check_targets(targets: TensorData, length: int, vocab_size: int | None) -> 
 
 
 def _check_inputs(
-    where: str, inputs: Mapping[str, TensorData], loss_fn: str, menu: LossMenu, length: int, vocab_size: int | None
+    where: str, inputs: Mapping[str, TensorData], loss_fn: str, length: int, vocab_size: int | None
 ) -> None:
+    menu = LOSS_FNS[loss_fn]
     for key in inputs:
         if key not in menu.inputs:
             raise BadRequest(

@@ -65,6 +65,9 @@ def test_importing_mint_is_light() -> None:
     import subprocess
     import sys
 
-    code = "import mint, mint.types, mint.cli.__main__, sys; print(sorted({'torch', 'fastapi', 'ray', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import mint, mint.types, mint.cli.__main__, sys; "
+        "print(sorted({'torch', 'fastapi', 'ray', 'transformers'} & set(sys.modules)))"
+    )
     heavy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert heavy == "[]"

@@ -1,6 +1,4 @@
-"""Datums checked against the model, packed into rows of tokens without padding, and taken apart again.
-
-Every fault of a datum is found here, before anything is computed, and named by datum, key and position.
+"""Datums checked (by `mint.checks`), packed into rows of tokens without padding, and taken apart again.
 
 Shapes: N tokens of one datum, T packed tokens of a micro-batch, K targets a position (1 unless targets are soft),
 C cells of [T, K] that can matter to the loss.
@@ -8,7 +6,7 @@ C cells of [T, K] that can matter to the loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +14,10 @@ import torch
 from torch import Tensor
 
 from mint.backend import ModelFacts
-from mint.engine.losses import LossFn, LossOptions, LossTokens
+from mint.checks import WEIGHTS, check_data
+from mint.engine.losses import LossOptions, LossTokens
 from mint.errors import BadRequest
-from mint.types import Datum, TensorData
-
-WEIGHTS = ("weights", "loss_weights", "mask")
+from mint.types import Datum
 
 
 @dataclass(frozen=True)
@@ -37,19 +34,18 @@ class Example:
     inputs_NK: dict[str, np.ndarray]
 
 
-def check_data(data: Sequence[Datum], loss: LossFn, options: LossOptions, facts: ModelFacts) -> list[Example]:
-    if not len(data):
-        raise BadRequest("the list of data is empty; give at least one datum.")
-    return [_check(f"datum {index}", datum, loss, options, facts) for index, datum in enumerate(data)]
+def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: ModelFacts) -> list[Example]:
+    """Checks every datum, then fills in the inputs that were left out."""
+    check_data(data, loss_fn, facts.vocab_size, facts.max_context)
+    return [_read(f"datum {index}", datum, options) for index, datum in enumerate(data)]
 
 
-def _check(where: str, datum: Datum, loss: LossFn, options: LossOptions, facts: ModelFacts) -> Example:
-    tokens_N = _check_tokens(where, datum, facts)
-    arrays = _check_inputs(where, datum.loss_fn_inputs, loss, len(tokens_N))
-    targets = arrays.pop("target_tokens")
-    _check_ids(f"{where}: target_tokens", targets, facts.vocab_size)
+def _read(where: str, datum: Datum, options: LossOptions) -> Example:
+    tokens_N = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
+    given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
+    targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)
-    counted = arrays.get("weights", arrays.get("advantages", ones)) != 0
+    counted = given.get("weights", given.get("advantages", ones)) != 0
     defaults = {
         "logprobs": 0.0 * ones,
         "advantages": 0.0 * ones,
@@ -57,84 +53,21 @@ def _check(where: str, datum: Datum, loss: LossFn, options: LossOptions, facts: 
         "clip_high_threshold": options.get("clip_high_threshold", 0.0) * ones,
         "sequence_ratio_mask": counted.astype(np.float32),
     }
-    weights = arrays.pop("weights", ones)
-    inputs = defaults | arrays
+    weights = given.pop("weights", ones)
+    inputs = defaults | given
     if (crossed := inputs["clip_low_threshold"] > inputs["clip_high_threshold"]).any():
         raise BadRequest(
             f"{where}: clip_low_threshold is above clip_high_threshold at position {int(np.argmax(crossed))}; both "
             "bound the ratio itself."
         )
 
-    def columns(array: np.ndarray) -> np.ndarray:
-        return array.reshape(len(tokens_N), -1)
+    def columns(array: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+        return array.reshape(len(tokens_N), -1).astype(dtype, copy=False)
 
     by_column = {key: columns(array) for key, array in inputs.items()}
-    return Example(tokens_N, columns(targets), targets.shape, columns(weights), columns(counted), by_column)
-
-
-def _check_tokens(where: str, datum: Datum, facts: ModelFacts) -> np.ndarray:
-    tokens_N = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
-    if len(tokens_N) == 0:
-        raise BadRequest(f"{where}: model_input is empty; it needs at least one token.")
-    if len(tokens_N) > facts.max_context:
-        raise BadRequest(
-            f"{where}: model_input has {len(tokens_N)} tokens; the context of {facts.name} holds {facts.max_context}."
-        )
-    _check_ids(f"{where}: model_input", tokens_N, facts.vocab_size)
-    return tokens_N
-
-
-def _check_ids(what: str, ids: np.ndarray, vocab_size: int) -> None:
-    bad = (ids < 0) | (ids >= vocab_size)
-    if bad.any():
-        position = np.argwhere(bad)[0]
-        raise BadRequest(
-            f"{what} holds token id {ids[tuple(position)]} at position {int(position[0])}; ids run from 0 to "
-            f"{vocab_size - 1}."
-        )
-
-
-def _check_inputs(where: str, inputs: Mapping[str, TensorData], loss: LossFn, length: int) -> dict[str, np.ndarray]:
-    """The inputs as arrays of the right keys, types and shapes, the aliases of `weights` under that name."""
-    known = (*loss.required, *loss.optional, *WEIGHTS)
-    for key in inputs:
-        if key not in known:
-            raise BadRequest(f"{where}: this loss does not read loss_fn_inputs[{key!r}]; it reads {', '.join(known)}.")
-    for key in loss.required:
-        if key not in inputs:
-            raise BadRequest(f"{where}: loss_fn_inputs lacks {key!r}; this loss needs {', '.join(loss.required)}.")
-    shape = inputs["target_tokens"].to_numpy().shape
-    if len(shape) > (1 if "advantages" in loss.required else 2):
-        raise BadRequest(f"{where}: target_tokens has shape {shape}; two dimensions are for cross_entropy alone.")
-    arrays: dict[str, np.ndarray] = {}
-    for key, tensor in inputs.items():
-        array = _check_input(f"{where}: {key}", tensor, length, integers=key == "target_tokens")
-        if array.shape != shape:
-            raise BadRequest(f"{where}: {key} has shape {array.shape}, target_tokens has {shape}; they must be equal.")
-        name = "weights" if key in WEIGHTS else key
-        if name in arrays and not np.array_equal(arrays[name], array):
-            given = " and ".join(k for k in WEIGHTS if k in inputs)
-            raise BadRequest(f"{where}: {given} are the same input under different names, and differ; give one.")
-        arrays[name] = array
-    return arrays
-
-
-def _check_input(what: str, tensor: TensorData, length: int, integers: bool) -> np.ndarray:
-    array = tensor.to_numpy()
-    if array.ndim == 0 or len(array) != length:
-        given = len(array) if array.ndim else "a single number"
-        raise BadRequest(
-            f"{what} has length {given}, model_input has {length}; give one value for each input token, already "
-            "shifted (input tokens[:-1], target tokens[1:])."
-        )
-    if integers:
-        if tensor.dtype != "int64":
-            raise BadRequest(f"{what} is {tensor.dtype}; token ids must be int64.")
-        return array
-    if not np.isfinite(array).all():
-        position = np.argwhere(~np.isfinite(array))[0]
-        raise BadRequest(f"{what} holds {array[tuple(position)]} at position {int(position[0])}; it must be finite.")
-    return array.astype(np.float32, copy=False)
+    return Example(
+        tokens_N, columns(targets, np.int64), targets.shape, columns(weights), columns(counted, np.bool_), by_column
+    )
 
 
 def plan(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

@@ -4,19 +4,17 @@ Notation: p the learner's log-prob of the target token (carries the gradient), q
 `advantages`, r = exp(p - q). A loss gives a value for each token; the trainer multiplies it by `weights` and sums over
 tokens and datums, with no averaging and no clamping of weights.
 
-Which inputs a datum must hold is checked in `mint.engine.batch`.
+Which inputs and options each loss has is said once, in `mint.checks.LOSS_FNS`, which the server advertises and the
+client checks against too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from mint.errors import BadRequest
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,7 @@ class Terms:
 LossOptions = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class LossFn:
-    fn: Callable[[LossTokens, LossOptions], Terms]
-    required: tuple[str, ...]
-    """Inputs every datum must hold; `weights` is read by every loss, and is 1 where not given."""
-    optional: tuple[str, ...] = ()
-    options: Mapping[str, float] = field(default_factory=dict)
+LossFn = Callable[[LossTokens, LossOptions], Terms]
 
 
 def cross_entropy(tokens: LossTokens, options: LossOptions) -> Terms:
@@ -109,44 +101,11 @@ def _clipped_objective(ratio: Tensor, tokens: LossTokens) -> Terms:
     return Terms(-torch.minimum(free, bounded), ratio.detach(), bounded < free)
 
 
-_POLICY = ("target_tokens", "logprobs", "advantages")
-_CLIPS = ("clip_low_threshold", "clip_high_threshold")
-# Divides the trainer's logits before the log-softmax, for log-probs that were recorded after tempering.
-_TEMPERATURE = {"temperature": 1.0}
-
-
-def _clip_options(low: float, high: float) -> dict[str, float]:
-    """Bounds on the ratio itself, not distances from 1; inputs of the same names override them token by token."""
-    return {"clip_low_threshold": low, "clip_high_threshold": high, **_TEMPERATURE}
-
-
 LOSSES: dict[str, LossFn] = {
-    "cross_entropy": LossFn(cross_entropy, ("target_tokens",)),
-    "importance_sampling": LossFn(importance_sampling, _POLICY, options=_TEMPERATURE),
-    "ppo": LossFn(ppo, _POLICY, _CLIPS, _clip_options(0.8, 1.2)),
-    "cispo": LossFn(cispo, _POLICY, _CLIPS, _clip_options(0.0, 4.0)),
-    # Vendors differ on beta (0.01 to 0.05); 0.05 is the value of the only public example of the upstream API.
-    "dro": LossFn(dro, _POLICY, options={"beta": 0.05, **_TEMPERATURE}),
-    # The range of the GSPO paper, 3e-4 below and 4e-4 above 1; far narrower than ppo's because s is a mean.
-    "gspo": LossFn(gspo, _POLICY, (*_CLIPS, "sequence_ratio_mask"), _clip_options(0.9997, 1.0004)),
+    "cross_entropy": cross_entropy,
+    "importance_sampling": importance_sampling,
+    "ppo": ppo,
+    "cispo": cispo,
+    "dro": dro,
+    "gspo": gspo,
 }
-
-
-def choose_loss(name: str, config: Mapping[str, float | str] | None) -> tuple[LossFn, dict[str, float]]:
-    """The loss of that name with its options: those given, checked, over the defaults."""
-    if name not in LOSSES:
-        raise BadRequest(f"unknown loss_fn {name!r}; known: {', '.join(LOSSES)}.")
-    loss = LOSSES[name]
-    options = dict(loss.options)
-    for key, value in (config or {}).items():
-        if key not in options:
-            known = ", ".join(f"{k}={v}" for k, v in options.items()) or "none"
-            raise BadRequest(f"loss_fn_config of {name} has unknown key {key!r}; its options and defaults: {known}.")
-        if isinstance(value, str) or not math.isfinite(value) or value < 0 or (key == "temperature" and value == 0):
-            least = "> 0" if key == "temperature" else ">= 0"
-            raise BadRequest(f"loss_fn_config[{key!r}] is {value!r}; it must be a number {least}.")
-        options[key] = float(value)
-    low, high = options.get("clip_low_threshold", 0.0), options.get("clip_high_threshold", math.inf)
-    if low > high:
-        raise BadRequest(f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself.")
-    return loss, options

@@ -12,11 +12,12 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mint.checks import check_loss
 from mint.engine.attention import PackedAttention
-from mint.engine.batch import Batch, check_data, pack, plan
+from mint.engine.batch import Batch, pack, plan, read_data
 from mint.engine.logprobs import target_logprobs
 from mint.engine.lora import Adapter, Rows
-from mint.engine.losses import LossFn, LossTokens, Terms, choose_loss
+from mint.engine.losses import LOSSES, LossFn, LossTokens, Terms
 from mint.engine.model import BaseModel
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, TensorData
@@ -46,14 +47,14 @@ class Trainer:
     ) -> Generator[None, None, ForwardBackwardOutput]:
         """Pauses after each micro-batch; returns losses and log-probs in the order of `data`. With `backward` the
         gradients are added to the adapter's, at the end and only if everything is finite."""
-        loss, options = choose_loss(loss_fn, config)
-        examples = check_data(data, loss, options, self._model.facts)
+        options = check_loss(loss_fn, config)
+        examples = read_data(data, loss_fn, options, self._model.facts)
         logprobs: dict[int, TensorData] = {}
         gradients: list[Tensor] | None = None
         tally = _Tally()
         for indices in plan([len(example.tokens_N) for example in examples], self._token_budget):
             batch = pack(indices, examples, self._model.device)
-            logprobs_TK, found = self._micro_batch(adapter, batch, loss, options, backward, tally)
+            logprobs_TK, found = self._micro_batch(adapter, batch, LOSSES[loss_fn], options, backward, tally)
             logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_TK)), strict=True))
             if gradients is None:
                 gradients = found
@@ -81,7 +82,7 @@ class Trainer:
             hidden_TH = model.hidden(batch.tokens_T, batch.positions_T, attend, rows)
             logprobs_TK = target_logprobs(model, adapter, hidden_TH, batch.targets_TK, options.get("temperature", 1.0))
             tokens = batch.loss_tokens(logprobs_TK)
-            terms = loss.fn(tokens, options)
+            terms = loss(tokens, options)
             loss_C = batch.weights_C * terms.loss
             total = loss_C.sum()
         _check_finite(batch, logprobs_TK, tokens, loss_C)

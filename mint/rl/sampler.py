@@ -182,7 +182,7 @@ class BatchSampler:
         self, batch: StepBatch, client: mint.SamplingClient, number: int, place: Position, builder: EnvGroupBuilder
     ) -> list[SampledGroup]:
         config = self.config
-        seed = stable_hash(config.seed, "train", batch.step, number, time.monotonic()) >> 1
+        seed = stable_hash(config.seed, "train", batch.step, number) >> 1
         policy = SamplingTokenCompleter(client, config.max_tokens, batch.temperature, seed=seed)
         began = time.monotonic()
         outcome = await try_group_rollout(builder, policy, self.strategy, config.termination)

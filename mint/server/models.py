@@ -228,7 +228,7 @@ class Models:
             self._save_time(model)
 
     def _save_time(self, model: Model) -> None:
-        if model.last_request > model.run.last_request and self._store.get(RunRow, model.id) is not None:
+        if self._store.get(RunRow, model.id) is not None and model.last_request > model.run.last_request:
             self._store.update(model.run, last_request=model.last_request)
 
 

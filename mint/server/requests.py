@@ -119,6 +119,7 @@ class SaveWeights(SaveBody):
 class SaveWeightsForSampler(SaveBody):
     sampling_session_seq_id: Number | None = None
     user_metadata: Metadata | None = None
+    overwrite: bool = False  # ours: the SDK has it for save_weights only
 
 
 class SaveWeightsExternal(SaveBody):

@@ -68,7 +68,10 @@ class SamplerRow(Row):
 
 class CheckpointRow(Row):
     __tablename__ = "checkpoints"
-    __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
+    __table_args__ = (
+        UniqueConstraint("run_id", "kind", "name"),
+        {"sqlite_autoincrement": True},  # a deleted checkpoint's number is never another's: samplers go by it
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), index=True)

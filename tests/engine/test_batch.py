@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mint.backend import ModelFacts
-from mint.engine.batch import Example, check_data, pack, plan
-from mint.engine.losses import choose_loss
+from mint.checks import LOSS_FNS, check_loss
+from mint.engine.batch import Example, pack, plan, read_data
 from mint.errors import BadRequest
 from mint.types import Datum, ModelInput, TensorData
 
@@ -24,10 +24,10 @@ def check(
     loss_fn: str = "ppo",
     config: Mapping[str, float] | None = None,
 ) -> Example:
-    loss, options = choose_loss(loss_fn, config)
-    good = Datum(ModelInput.from_ints([7]), {key: [0] for key in loss.required})
+    options = check_loss(loss_fn, config)
+    good = Datum(ModelInput.from_ints([7]), {key: [0] for key in LOSS_FNS[loss_fn].required})
     datum = Datum(ModelInput.from_ints([1, 2, 3] if tokens is None else tokens), dict(inputs))
-    return check_data([good, datum], loss, options, FACTS)[1]
+    return read_data([good, datum], loss_fn, options, FACTS)[1]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def check(
         (GOOD | {"logprobs": [-1, -math.inf, -1]}, "datum 1: logprobs holds -inf at position 1"),
         (GOOD | {"target_tokens": TensorData([2.0, 3, 4], "float32")}, "datum 1: target_tokens is float32"),
         (GOOD | {"target_tokens": [[2], [3], [4]]}, "two dimensions are for cross_entropy"),
-        (GOOD | {"advantages": [[0, 1], [1, 1], [1, 1]]}, r"advantages has shape \(3, 2\), target_tokens has \(3,\)"),
-        (GOOD | {"reward": [1, 1, 1]}, r"datum 1: this loss does not read loss_fn_inputs\['reward'\]; it reads"),
+        (GOOD | {"advantages": [[0, 1], [1, 1], [1, 1]]}, r"advantages has shape \[3, 2\], target_tokens has \[3\]"),
+        (GOOD | {"reward": [1, 1, 1]}, r"datum 1: ppo does not read loss_fn_inputs\['reward'\]; it reads"),
         ({"target_tokens": [2, 3, 4], "logprobs": [0, 0, 0]}, "datum 1: loss_fn_inputs lacks 'advantages'"),
         (GOOD | {"weights": [1, 1, 1], "mask": [0, 1, 1]}, "datum 1: weights and mask are the same input"),
         (GOOD | {"clip_low_threshold": [0.8, 1.3, 0.8]}, "above clip_high_threshold at position 1"),
@@ -61,7 +61,7 @@ def test_a_faulty_input_is_named_by_datum_key_and_position(inputs: dict[str, Any
         ([], "datum 1: model_input is empty"),
         ([1, 50, 3], "datum 1: model_input holds token id 50 at position 1"),
         ([1, -1, 3], "datum 1: model_input holds token id -1 at position 1"),
-        ([1] * 17, "datum 1: model_input has 17 tokens; the context of a/model holds 16"),
+        ([1] * 17, "datum 1: model_input has 17 tokens, more than the context of 16"),
     ],
 )
 def test_a_faulty_model_input_is_named_by_datum_and_position(tokens: list[int], message: str) -> None:
@@ -70,9 +70,8 @@ def test_a_faulty_model_input_is_named_by_datum_and_position(tokens: list[int], 
 
 
 def test_an_empty_list_of_data_is_refused() -> None:
-    loss, options = choose_loss("cross_entropy", None)
     with pytest.raises(BadRequest, match="list of data is empty"):
-        check_data([], loss, options, FACTS)
+        read_data([], "cross_entropy", {}, FACTS)
 
 
 @pytest.mark.parametrize("alias", ["weights", "loss_weights", "mask"])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mint.engine.losses import LOSSES, LossTokens, Terms, choose_loss
+from mint.checks import LOSS_FNS, check_loss
+from mint.engine.losses import LOSSES, LossTokens, Terms
 from mint.errors import BadRequest
 
 RNG = np.random.default_rng(0)
@@ -23,7 +24,7 @@ IN_RATIO = np.ones(COUNT)
 
 def run(name: str, in_ratio: Sequence[float] = IN_RATIO, **config: float) -> tuple[Terms, np.ndarray]:
     """The terms of a loss, and the gradient of their sum."""
-    loss, options = choose_loss(name, config)
+    options = check_loss(name, config)
     p = torch.tensor(P, requires_grad=True)
     tokens = LossTokens(
         p=p,
@@ -35,7 +36,7 @@ def run(name: str, in_ratio: Sequence[float] = IN_RATIO, **config: float) -> tup
         sequence=torch.tensor(SEQUENCE),
         sequences=4,
     )
-    terms = loss.fn(tokens, options)
+    terms = LOSSES[name](tokens, options)
     (gradient,) = torch.autograd.grad(terms.loss.sum(), p)
     return terms, gradient.numpy()
 
@@ -100,7 +101,7 @@ def test_dro_penalises_the_square_of_the_drift(beta: float) -> None:
     expected = [-(p * a - 0.5 * beta * (p - q) ** 2) for p, q, a in zip(P, Q, A, strict=True)]
     np.testing.assert_allclose(terms.loss.detach(), expected)
     np.testing.assert_allclose(gradient, [-a + beta * (p - q) for p, q, a in zip(P, Q, A, strict=True)])
-    assert LOSSES["dro"].options["beta"] == 0.05
+    assert LOSS_FNS["dro"].options["beta"] == 0.05
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -122,18 +123,17 @@ def test_gspo_with_equal_advantages_has_the_gradient_of_the_sequence_objective()
     """Length times min(s A, clip(s) A), differentiated through s itself."""
     drift = torch.tensor(P[:10] - Q[:10], requires_grad=True)
     (10 * torch.exp(drift.mean()) * -1.7).backward()
-    loss, options = choose_loss("gspo", {"clip_low_threshold": 0, "clip_high_threshold": 9})
     p = torch.tensor(P[:10], requires_grad=True)
     ones = torch.ones(10, dtype=torch.float64)
     first = torch.zeros(10, dtype=torch.long)
     tokens = LossTokens(p, torch.tensor(Q[:10]), 1.7 * ones, 0 * ones, 9 * ones, ones, first, 1)
-    loss.fn(tokens, options).loss.sum().backward()
+    LOSSES["gspo"](tokens, {}).loss.sum().backward()
     torch.testing.assert_close(p.grad, drift.grad)
 
 
 def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadRequest, match="'reinforce'; known: cross_entropy, importance_sampling, ppo, cispo"):
-        choose_loss("reinforce", {})
+        check_loss("reinforce", {})
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,8 @@ def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
 )
 def test_a_wrong_option_is_refused_by_name(name: str, config: dict[str, float | str], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        choose_loss(name, config)
+        check_loss(name, config)
+
+
+def test_every_advertised_loss_is_there() -> None:
+    assert set(LOSSES) == set(LOSS_FNS)

@@ -87,7 +87,7 @@ def test_a_preference_out_of_range_is_refused() -> None:
         return 2.0
 
     made = PairwisePreferenceGroupBuilder([], ChatRenderer(TOKENIZER), ONE_WAY, wild, 2)
-    with pytest.raises(BadRequest, match="returned 2.0 for members 0 and 1"):
+    with pytest.raises(BadRequest, match=r"returned 2\.0 for members 0 and 1"):
         asyncio.run(made.compute_group_rewards(replies("a\x00", "b\x00"), []))
 
 

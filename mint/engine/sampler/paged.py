@@ -165,5 +165,5 @@ class PagedAttention:
             length = span.context + span.stop - span.start
             distance = torch.arange(span.context, length, device=device)[:, None] - torch.arange(length, device=device)
             seen = distance >= 0
-            self._masks[number, window] = seen if window is None else seen & (distance <= window)
+            self._masks[number, window] = seen if window is None else seen & (distance < window)
         return self._masks[number, window]

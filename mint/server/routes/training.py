@@ -81,7 +81,7 @@ async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server:
     model = server.models.find(body.model_id, user)
     number = body.sampling_session_seq_id
     if number is None:
-        target = steps.Target("sampler_weights", _name(body), body.ttl_seconds, body.user_metadata)
+        target = steps.Target("sampler_weights", _name(body), body.ttl_seconds, body.user_metadata, body.overwrite)
         prepare = partial(steps.save, server, model, target)
     else:
         prepare = partial(steps.snapshot, server, model, user, number, body.path)

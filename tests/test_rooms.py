@@ -13,7 +13,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "floor": (FLOOR, {"torch", "fastapi", "ray", "nicegui"}),
     "client": (FLOOR | {"client", "local"}, {"torch", "fastapi", "ray"}),
     "engine": (
-        {"errors", "types", "backend", "engine"},
+        {"errors", "types", "backend", "checks", "engine"},
         {"fastapi", "ray", "pydantic", "httpx", "google", "sqlalchemy"},
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),
@@ -37,10 +37,10 @@ def imports_of(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "mint":
+            names.update(f"mint.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-            if node.module == "mint":
-                names.update(f"mint.{alias.name}" for alias in node.names)
     return names
 
 

@@ -165,7 +165,7 @@ class BlockTables:
         # While a sequence keeps its list, only the last block is ever new (or replaced by a copy of its own).
         lasts = [held[-1] for held in blocks]
         longest = max(map(len, blocks))
-        same = len(blocks) == len(self._blocks)
+        same = len(blocks) == len(self._blocks) and all(map(operator.is_, blocks, self._blocks))
         if not same or longest > self._table_NM.shape[1]:
             self._table_NM = np.full((len(blocks), 2 * longest), NULL_BLOCK, dtype=np.int64)
             for row, held in enumerate(blocks):

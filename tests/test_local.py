@@ -1,5 +1,6 @@
 """The local server: it comes up, it is private, and it never outlives the process that started it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -175,6 +176,40 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert not _gone(int(child), within=0.1)
     finally:
         os.kill(int(child), signal.SIGKILL)
+
+
+def _with_descendants(root: int) -> set[int]:
+    """A process and all that it started, and they."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(") ")[2].split()[1])
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+def test_a_killed_script_leaves_neither_server_nor_engine(home: Path) -> None:
+    code = """
+import mint, mint.local, os, signal
+sampler = mint.ServiceClient().create_sampling_client(base_model="mint/tiny")
+print(mint.local.local_server().pid, sampler.get_base_model(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL) if input() else None
+"""
+    script = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert script.stdin is not None
+    assert script.stdout is not None
+    server, model = script.stdout.readline().split()
+    assert model == "mint/tiny"
+    family = _with_descendants(int(server))
+    assert len(family) >= 2, "a server and an engine, at least"
+    script.stdin.write("die\n")
+    script.stdin.flush()
+    assert script.wait(20) == -signal.SIGKILL
+    assert all(_gone(pid, within=20) for pid in family)
 
 
 def test_two_scripts_at_once_have_a_server_each(home: Path) -> None:

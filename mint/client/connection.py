@@ -42,6 +42,7 @@ class Connection:
         self.settings = Settings()
         self._transport: Transport | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._lock = asyncio.Lock()
         if config.base_url is None:
             local_server()  # comes up while the caller goes on
@@ -50,6 +51,11 @@ class Connection:
         async with self._lock:
             if self._closed:
                 raise RuntimeError("this ServiceClient is closed; make a new one.")
+            if os.getpid() != self._pid:
+                raise RuntimeError(
+                    "this client belongs to the process it was made in; in a forked one make a new ServiceClient, or "
+                    "use a SamplingClient, which may be shared."
+                )
             if self._transport is None:
                 self._transport = await self._connect()
             return self._transport

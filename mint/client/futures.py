@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LOOP_THREAD = "mint-client"
+
 logger = logging.getLogger("mint")
 
 _lock = threading.Lock()
@@ -29,7 +31,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="mint-client", daemon=True).start()
+            threading.Thread(target=_loop.run_forever, name=LOOP_THREAD, daemon=True).start()
         return _loop
 
 
@@ -53,6 +55,8 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         self._seen = True
+        if not self.done() and threading.current_thread().name == LOOP_THREAD:
+            raise RuntimeError("this would wait for ever: a callback of a future must not block on another one.")
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

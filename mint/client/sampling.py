@@ -159,7 +159,7 @@ class SamplingClient:
 
     async def _request(self, transport: Transport, body: dict[str, Any]) -> SampleResponse:
         headers = {"X-Tinker-Sampling-Backpressure": "1"}
-        envelope = await transport.post("asample", body, headers=headers, patience=BACKPRESSURE_PATIENCE)
+        envelope = await transport.post("asample", body, headers=headers, patience_when_full=BACKPRESSURE_PATIENCE)
         request_id = envelope["request_id"]
         try:
             response = await retrieve(transport, request_id, "Sample", read_sample)
@@ -193,6 +193,21 @@ class SamplingClient:
         if os.getpid() != self._pid:
             reopen, address = self.__reduce__()
             vars(self).update(vars(reopen(*address)))
+
+
+async def open_sampler(
+    session: Session, model_path: str | None = None, base_model: str | None = None
+) -> SamplingClient:
+    """A sampling session on a checkpoint or on a base model."""
+    transport, session_id = await session.open()
+    body = {
+        "session_id": session_id,
+        "sampling_session_seq_id": next(session.sampler_numbers),
+        "type": "create_sampling_session",
+    }
+    body |= {"base_model": base_model} if model_path is None else {"model_path": model_path}
+    answer = await transport.post("create_sampling_session", body)
+    return SamplingClient(session.connection, answer["sampling_session_id"], session)
 
 
 def _reopen(base_url: str | None, api_key: str | None, sampling_session_id: str) -> SamplingClient:

@@ -9,9 +9,9 @@ from typing import Any
 from mint.client.futures import APIFuture, start
 from mint.client.polling import json_field, retrieve
 from mint.client.rest import RestClient
-from mint.client.sampling import SamplingClient
+from mint.client.sampling import SamplingClient, open_sampler
 from mint.client.session import Ending, Session
-from mint.client.training import TrainingClient, open_sampler
+from mint.client.training import TrainingClient
 from mint.config import ClientConfig
 from mint.errors import BadRequest
 from mint.types import GetServerCapabilitiesResponse, LoraConfig, WeightsInfoResponse
@@ -31,6 +31,11 @@ class ServiceClient:
     ) -> None:
         if base_url is not None and not isinstance(base_url, str):
             raise BadRequest(f"base_url must be a string such as http://127.0.0.1:8000, got {type(base_url).__name__}.")
+        if api_key is not None and ClientConfig.resolve(base_url).base_url is None:
+            raise BadRequest(
+                "api_key was given but no address: pass base_url= or set MINT_BASE_URL, or leave the key out to have a "
+                "local server started, which needs none."
+            )
         self._session = Session(ClientConfig.resolve(base_url, api_key), user_metadata, project_id)
 
     def __enter__(self) -> ServiceClient:

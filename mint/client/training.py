@@ -20,7 +20,7 @@ from mint.client import custom_loss
 from mint.client.chunks import combine, split
 from mint.client.futures import APIFuture, start
 from mint.client.polling import json_as, read_forward_backward, retrieve
-from mint.client.sampling import TOKEN_IDS, SamplingClient
+from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
 from mint.errors import BadRequest, Internal
@@ -301,21 +301,6 @@ class TrainingClient:
                 "sequence.logprobs of the samples.",
                 stacklevel=4,
             )
-
-
-async def open_sampler(
-    session: Session, model_path: str | None = None, base_model: str | None = None
-) -> SamplingClient:
-    """A sampling session on a checkpoint or on a base model."""
-    transport, session_id = await session.open()
-    body = {
-        "session_id": session_id,
-        "sampling_session_seq_id": next(session.sampler_numbers),
-        "type": "create_sampling_session",
-    }
-    body |= {"base_model": base_model} if model_path is None else {"model_path": model_path}
-    answer = await transport.post("create_sampling_session", body)
-    return SamplingClient(session.connection, answer["sampling_session_id"], session)
 
 
 def _listed(data: object) -> list[Datum]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import random
 import time
 import uuid
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from mint.client.auth import TokenExchange
+from mint.client.futures import LOOP_THREAD
 from mint.errors import (
     BadRequest,
     Busy,
@@ -55,16 +58,23 @@ _BY_STATUS: dict[int, type[MintError]] = {
 }
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+logger = logging.getLogger("mint")
+# httpx logs every request at INFO, where scripts keep their own progress; only those of our own thread are dropped.
+logging.getLogger("httpx").addFilter(lambda r: r.threadName != LOOP_THREAD or r.levelno > logging.INFO)
+
 
 class Backoff:
-    """Growing waits between attempts, within a bound on the time all of them take together."""
+    """Growing waits between attempts, within a bound on the time from the first of them."""
 
     def __init__(self, patience: float) -> None:
+        self.patience = patience
         self.attempts = 0
-        self._deadline = time.monotonic() + patience
+        self._deadline = math.inf
 
     async def wait(self, at_least: float = 0.0) -> bool:
         """Sleeps before the next attempt; False, without sleeping, when there is no time for one."""
+        if self.attempts == 0:
+            self._deadline = time.monotonic() + self.patience
         delay = max(at_least, min(5.0, 0.1 * 2**self.attempts) * random.uniform(0.7, 1.3))
         if time.monotonic() + delay > self._deadline:
             return False
@@ -113,6 +123,7 @@ class Transport:
         self.exchange: TokenExchange | None = None
         self._diagnose = diagnose
         self._met = False
+        self._told = -math.inf
         scheme = urlsplit(self.base_url)
         if scheme.scheme not in ("http", "https") or not scheme.hostname:
             raise BadRequest(f"base_url is {base_url!r}; expected an address such as http://127.0.0.1:8000.")
@@ -139,15 +150,8 @@ class Transport:
 
     async def poll(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         """One long poll: 2xx, 408 or 410, or the error of anything else. No answer in time counts as 408."""
-        return await self.send(
-            "POST",
-            path,
-            content=json.dumps(body).encode(),
-            headers=headers,
-            expected=(408, 410),
-            lanes=self._polls,
-            late=httpx.Response(408),
-        )
+        content = json.dumps(body).encode()
+        return await self.send("POST", path, content=content, headers=headers, expected=(408, 410), held=True)
 
     async def send(
         self,
@@ -157,61 +161,70 @@ class Transport:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
-        patience: float = PATIENCE,
         timeout: float | None = None,
         expected: tuple[int, ...] = (),
-        lanes: Lanes | None = None,
-        late: httpx.Response | None = None,
+        held: bool = False,
+        patience: float = PATIENCE,
+        patience_when_full: float = PATIENCE,
     ) -> httpx.Response:
-        """The response if it is 2xx or `expected`; otherwise tries again while that may help, then raises."""
-        request_headers = {"X-Idempotency-Key": uuid.uuid4().hex, "Content-Type": JSON} | dict(headers or {})
-        backoff = Backoff(patience if self._met else min(patience, FIRST_PATIENCE))
+        """The response if it is 2xx or `expected`; otherwise tries again while that may help, then raises.
+
+        `held`: the server may keep the request open. `patience_when_full` is for 429, `patience` for all other faults.
+        """
+        lanes = self._polls if held else self._posts
+        limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        named = {"X-Idempotency-Key": uuid.uuid4().hex, "Content-Type": JSON} | dict(headers or {})
+        backoff, backoff_when_full = self._backoff(patience), self._backoff(patience_when_full)
         renewed = False
         while True:
             cause: Exception | None = None
-            pause = 0.0
             try:
-                response = await self._once(method, path, content, request_headers, params, timeout, lanes)
+                await self._authorize(named)
+                response = await lanes.request(
+                    method, path, content=content, headers=named, params=params, timeout=limit
+                )
             except httpx.TimeoutException as error:
-                if late is not None and not isinstance(error, httpx.ConnectTimeout):
-                    return late
+                if held and not isinstance(error, httpx.ConnectTimeout):
+                    return httpx.Response(408)
                 cause = error
                 failure: MintError = TimedOut(f"{self.base_url} did not answer {path} in time.")
             except httpx.TransportError as error:
                 cause, failure = error, self._unreachable(error)
             else:
                 self._met = True
-                if response.is_success or response.status_code in expected:
+                status = response.status_code
+                if response.is_success or status in expected:
                     return response
-                failure, pause = error_of(response), _retry_after(response)
-                if response.status_code == 401 and self.exchange is not None and not renewed:
+                if status == 401 and self.exchange is not None and not renewed:
                     self.exchange.expire()
                     renewed = True
                     continue
-                if not _may_pass(response.status_code, backoff.attempts):
+                failure = error_of(response)
+                if status == 429:
+                    backoff = self._backoff(patience)
+                    if await backoff_when_full.wait(_retry_after(response)):
+                        continue
+                if not _may_pass(status, backoff.attempts):
                     raise failure
             if (reason := self._diagnose()) is not None:
                 raise ConnectionFailed(reason) from cause
-            if not await backoff.wait(pause):
+            self._tell(failure, backoff)
+            if not await backoff.wait():
                 raise failure from cause
 
-    async def _once(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        headers: dict[str, str],
-        params: Mapping[str, Any] | None,
-        timeout: float | None,
-        lanes: Lanes | None,
-    ) -> httpx.Response:
+    def _backoff(self, patience: float) -> Backoff:
+        return Backoff(patience if self._met else min(patience, FIRST_PATIENCE))
+
+    async def _authorize(self, headers: dict[str, str]) -> None:
         key = self.api_key if self.exchange is None else await self.exchange.token(self._fetch_token)
         if key is not None:
             headers["X-API-Key"] = key
-        limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        return await (lanes or self._posts).request(
-            method, path, content=content, headers=headers, params=params, timeout=limit
-        )
+
+    def _tell(self, failure: MintError, backoff: Backoff) -> None:
+        """Says, once a minute at most, that something is being waited for that should not have to be."""
+        if backoff.attempts >= 3 and time.monotonic() - self._told > 60:
+            self._told = time.monotonic()
+            logger.warning("%s Trying again for up to %.0f s.", failure, backoff.patience)
 
     async def _fetch_token(self) -> str:
         response = await self._posts.request("POST", "auth/token", json={}, headers={"X-API-Key": self.api_key or ""})
@@ -245,7 +258,7 @@ def _may_pass(status: int, attempts: int) -> bool:
     """Whether the same request may fare better later."""
     if status == 500:
         return attempts < FAULT_RETRIES
-    return status in (408, 429) or status > 500
+    return status == 408 or status > 500
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mint
-from mint.checks import loss_options
+from mint.checks import check_loss
 from mint.errors import BadRequest
 from mint.rl.advantages import get_estimator
 from mint.rl.aggregation import AGGREGATIONS
@@ -178,7 +178,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        loss_options(self.loss_fn, self.loss_fn_config)
+        check_loss(self.loss_fn, self.loss_fn_config)
         get_estimator(self.advantage)
         choose_kl(self.kl_mode, self.kl_estimator, self.kl_discount_factor)
         as_schedule(self.learning_rate), as_schedule(self.temperature)

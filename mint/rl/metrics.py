@@ -1,4 +1,4 @@
-"""The numbers a run logs, by name. Names are an API; docs/metrics.md explains each.
+"""The numbers a run logs, by name. Names are an API: dashboards, doctors and plots read them.
 
 Pure functions of groups and datums. Give the trajectory metrics every group that was rolled out: computed after
 filtering they would hide that a task is solved, or hopeless. Who logs them and where is not decided here.

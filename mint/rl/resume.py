@@ -70,7 +70,7 @@ def find_start(run_dir: RunDir, config: Config) -> CheckpointRecord | None:
         if name not in MAY_CHANGE and before.get(name) != now[name]:
             raise BadRequest(
                 f"{run_dir.path} holds a run with {name}={before.get(name)!r}, and now it is {now[name]!r}. Resume it "
-                "with the settings it had, or choose another log_path, where load_checkpoint_path starts from its weights."
+                "with the settings it had or choose another log_path; load_checkpoint_path can start from its weights."
             )
     return run_dir.last_checkpoint()
 

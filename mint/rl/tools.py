@@ -187,6 +187,7 @@ class ToolMessageEnv(MessageEnv):
     async def _finish(self, message: Message, metrics: Metrics, reason: StopReason) -> MessageStepResult:
         answer = str(message.get("content") or "")
         reward, parts = await self.reward(self.prompt, answer, self.trace)
+        metrics = {**metrics, "episode/tool_calls": len(self.tool_calls), "episode/turns": self.turns}
         logs: Logs = {
             "question": self.prompt,
             "response": answer,

@@ -217,6 +217,7 @@ class Settings:
     group: int = 8
     steps: int = 25
     evaluate_every: int = 5
+    evaluate_on: int = 512
     sft_steps: int = 0
     sft_learning_rate: float = 5e-4
 
@@ -247,12 +248,12 @@ def reinforce(
     rng = random.Random(seed)
     parameters = add_lora(model)
     draw, limit = TASKS[task]
-    curve = [(-settings.sft_steps, mean_reward(model, tokenizer, task, 1.0, 512))]
+    curve = [(-settings.sft_steps, mean_reward(model, tokenizer, task, 1.0, settings.evaluate_on))]
     if settings.sft_steps:
         optimizer = torch.optim.Adam(parameters, lr=settings.sft_learning_rate)
         for _ in range(settings.sft_steps):
             supervise(model, tokenizer, task, optimizer, rng)
-        curve.append((0, mean_reward(model, tokenizer, task, 1.0, 512)))
+        curve.append((0, mean_reward(model, tokenizer, task, 1.0, settings.evaluate_on)))
     optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
     for step in range(1, settings.steps + 1):
         problems = [draw(rng, False) for _ in range(settings.prompts)]
@@ -264,7 +265,7 @@ def reinforce(
         optimizer.step()
         optimizer.zero_grad()
         if step % settings.evaluate_every == 0:
-            curve.append((step, mean_reward(model, tokenizer, task, 1.0, 512)))
+            curve.append((step, mean_reward(model, tokenizer, task, 1.0, settings.evaluate_on)))
     return curve
 
 
@@ -277,6 +278,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--evaluate-every", type=int, default=5)
+    parser.add_argument("--evaluate-on", type=int, default=512, help="held-out problems per evaluation")
     parser.add_argument("--sft-steps", type=int, default=0, help="supervised steps on right answers before")
     parser.add_argument("--sft-lr", type=float, default=5e-4)
     parser.add_argument("--threads", type=int, default=1)
@@ -293,6 +295,7 @@ def main() -> None:
         args.temperature,
         steps=args.steps,
         evaluate_every=args.evaluate_every,
+        evaluate_on=args.evaluate_on,
         sft_steps=args.sft_steps,
         sft_learning_rate=args.sft_lr,
     )

@@ -136,3 +136,18 @@ def test_a_failure_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) -
     assert [record.getMessage() for record in caplog.records] == [
         "a call failed and nobody asked for its result: ValueError: at fault"
     ]
+
+
+def test_blocking_in_a_callback_is_refused_not_hung_on() -> None:
+    refused: list[BaseException] = []
+    slow = start(_value(1, after=0.2))
+
+    def block(_: object) -> None:
+        try:
+            slow.result()
+        except RuntimeError as error:
+            refused.append(error)
+
+    start(_value(2, after=0.02)).add_done_callback(block)
+    assert slow.result() == 1
+    assert "callback" in str(refused[0])

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -96,11 +97,11 @@ def test_patience_ends(stub: Stub) -> None:
     with serving(stub) as url:
 
         async def ask() -> None:
-            await Transport(url, None).post("x", {}, patience=0.5)
+            await Transport(url, None).post("x", {}, patience=1.0)
 
         with pytest.raises(mint.Internal, match="closed for today"):
             start(ask()).result()
-    assert 2 <= len(stub.received) <= 5, "back-off, not a hot loop"
+    assert 2 <= len(stub.received) <= 6, "back-off, not a hot loop"
 
 
 def test_retry_after_is_obeyed(stub: Stub) -> None:
@@ -275,3 +276,40 @@ def test_proxies_are_not_used_for_this_machine(stub: Stub, monkeypatch: pytest.M
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with serving(stub) as url, mint.ServiceClient(url) as service:
         service.create_sampling_client(base_model="base")
+
+
+def test_a_key_without_an_address_is_refused() -> None:
+    with pytest.raises(mint.BadRequest, match="MINT_BASE_URL"):
+        mint.ServiceClient(api_key="sk-abc")
+
+
+def test_a_long_outage_is_told_to_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    stub = Stub()
+    with serving(stub) as url:
+        service = mint.ServiceClient(url)
+        service.create_sampling_client(base_model="base")
+    again = start(service._create_model("base", types.LoraConfig(), None))
+    deadline = time.monotonic() + 10
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [r.getMessage()[:16] for r in caplog.records if r.name == "mint"] == ["no connection to"]
+    with serving(stub, port=int(url.rpartition(":")[2])):
+        again.result(timeout=20)
+        service.close().result()
+
+
+def test_a_script_that_logs_at_info_does_not_see_every_request(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), serving(stub) as url, mint.ServiceClient(url) as service:
+        service.create_lora_training_client("base")
+    assert not [r for r in caplog.records if r.name == "httpx"]
+
+
+def test_a_training_client_refuses_to_work_in_a_forked_process(training: mint.TrainingClient) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            training.optim_step(types.AdamParams()).result(timeout=10)
+        except RuntimeError as error:
+            os._exit(0 if "belongs to the process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0

@@ -240,16 +240,16 @@ def test_scores_survive_preemption_in_the_middle_of_a_prompt(llama: BaseModel, t
 def test_alternative_tokens_follow_the_tempered_distribution(llama: BaseModel, tiny_folder: Any) -> None:
     prompt = random_tokens(np.random.default_rng(10), 4)
     expected = plain_logprobs(tiny_folder("llama"), prompt)
-    job = request(prompt, prompt_alt_tokens_k=4000, temperature=1.5, top_k=1)
+    job = request(prompt, prompt_alt_tokens_k=1000, temperature=1.5, top_k=1)
     (response,) = run(Sampler(llama, SMALL), (None, job))
     assert response.prompt_alt_tokens is not None
     tokens, logprobs = (x.to_numpy() for x in (response.prompt_alt_tokens.tokens, response.prompt_alt_tokens.logprobs))
-    assert tokens.shape == logprobs.shape == (3, 4000)
+    assert tokens.shape == logprobs.shape == (3, 1000)
     np.testing.assert_allclose(logprobs, np.take_along_axis(expected.numpy(), tokens, 1), atol=TOLERANCE)
     for row in range(3):
-        share = np.bincount(tokens[row], minlength=VOCAB) / 4000
+        share = np.bincount(tokens[row], minlength=VOCAB) / 1000
         probs = torch.softmax(expected[row] / 1.5, -1).numpy()
-        assert np.abs(share - probs).max() < 4 * 0.5 / np.sqrt(4000)  # four standard deviations of the widest cell
+        assert np.abs(share - probs).max() < 4 * 0.5 / np.sqrt(1000)  # four standard deviations of the widest cell
 
 
 def test_a_prompt_of_one_token_can_be_scored(llama: BaseModel) -> None:
@@ -461,17 +461,17 @@ def test_after_a_failed_step_the_sampler_goes_on(llama: BaseModel, monkeypatch: 
     ("job", "message"),
     [
         (lambda: request([]), "prompt is empty"),
-        (lambda: request([1, 2, VOCAB]), f"token {VOCAB} at position 2.*0 to {VOCAB - 1}"),
-        (lambda: request([1, -1]), "token -1 at position 1"),
-        (lambda: request([1] * 60, max_tokens=5), "60 tokens and max_tokens is 5, together 65.*context is 64"),
-        (lambda: request([1] * 64, max_tokens=None), "64 tokens and the model's context is 64"),
+        (lambda: request([1, 2, VOCAB]), f"id {VOCAB} at position 2.*0 to {VOCAB - 1}"),
+        (lambda: request([1, -1]), "id -1 at position 1"),
+        (lambda: request([1] * 60, max_tokens=6), "60 tokens and max_tokens=6.*context of 64.*at most 5"),
+        (lambda: request([1] * 65, max_tokens=None), "65 tokens.*context of 64"),
         (lambda: request([1], 0), "num_samples is 0"),
-        (lambda: request([1], stop=[VOCAB]), f"stop holds token {VOCAB}"),
+        (lambda: request([1], stop=[VOCAB]), f"stop holds token id {VOCAB}"),
         (lambda: request([1], topk_prompt_logprobs=-1), "topk_prompt_logprobs is -1"),
         (lambda: request([1, 2], prompt_logprobs_last_n=1), "without prompt_logprobs"),
-        (lambda: request([1, 2], prompt_logprobs=True, prompt_logprobs_last_n=2), "between 1 and 1"),
+        (lambda: request([1, 2], prompt_logprobs=True, prompt_logprobs_last_n=-1), "last_n is -1"),
         (lambda: request([1, 2], target_prompt_logprobs=TensorData([[1], [1]], "int64")), r"shape \[2, 1\].*\[1, K\]"),
-        (lambda: request([1, 2], target_prompt_logprobs=TensorData([[VOCAB]], "int64")), r"position \[0, 0\]"),
+        (lambda: request([1, 2], target_prompt_logprobs=TensorData([[VOCAB]], "int64")), f"id {VOCAB} at position 0"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_met_is_refused_with_its_figures(
@@ -496,4 +496,4 @@ def test_a_sequence_that_could_never_fit_is_refused_and_one_that_just_fits_runs(
 
 def test_max_tokens_left_out_goes_to_the_end_of_the_context(llama: BaseModel) -> None:
     tokens, reason = sampled(llama, max_tokens=None)
-    assert len(tokens) == 61 and reason == "length"
+    assert len(tokens) == 62 and reason == "length"  # 64 are read, the last one drawn is not

@@ -196,7 +196,8 @@ class Batches(RLDataset):
 
 @dataclass(frozen=True)
 class HalfDataset(RLDatasetBuilder):
-    """Batches of distinct two-letter prompts."""
+    """Batches of distinct prompts; few last letters, which are all a bigram model sees, so that what is learnt carries
+    over to the test prompts."""
 
     num_batches: int = 6
     groups_per_batch: int = 4
@@ -206,7 +207,7 @@ class HalfDataset(RLDatasetBuilder):
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         letters = "abcdefghijklmnopqrstuvwxyz"
-        prompts = iter(a + b for b in letters for a in letters)
+        prompts = iter(a + b + c for a in letters for b in letters for c in "abc")
         train = [
             [HalfBuilder(next(prompts), self.group_size, self.named) for _ in range(self.groups_per_batch)]
             for _ in range(self.num_batches)

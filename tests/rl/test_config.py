@@ -151,5 +151,5 @@ def test_config_as_json_is_complete_and_the_same_in_every_process():
 
 def test_long_data_in_a_config_is_written_as_a_digest_that_tells_it_apart():
     assert describe(list(range(1000))) == describe(list(range(1000)))
-    assert describe(list(range(1000))) != describe(list(range(999)) + [0])
+    assert describe(list(range(1000))) != describe([*range(999), 0])
     assert len(json.dumps(describe(list(range(100_000))))) < 200

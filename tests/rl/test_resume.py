@@ -120,7 +120,9 @@ def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path):
 def test_the_groups_trained_are_those_of_the_uninterrupted_run_whatever_the_lag(tmp_path):
     def trained(folder):
         run = RunDir(folder / "run")
-        return sorted((r.problem, r.step, tuple(r.completion_tokens)) for s in run.rollout_steps() for r in run.rollouts(s))
+        return sorted(
+            (r.problem, r.step, tuple(r.completion_tokens)) for s in run.rollout_steps() for r in run.rollouts(s)
+        )
 
     for lag in (0, 1, 3):
         fields = {"max_lag": lag, "save_every": 3}

@@ -152,6 +152,7 @@ def test_tools_answer_and_the_last_message_is_graded() -> None:
     assert (first.episode_done, first.metrics) == (False, {"tool_calls": 1, "tool_errors": 0})
     assert first.next_messages[-1] == {"role": "tool", "name": "calculator", "content": "84"}
     assert (last.reward, last.episode_done, last.stop_reason) == (1.0, True, StopReason.COMPLETED)
+    assert last.metrics == {"episode/tool_calls": 1, "episode/turns": 2, "reward/score": 1.0}
     assert env.trace["tool_calls"] == [{"name": "calculator", "arguments": {"expression": "12*7"}, "result": "84"}]
 
 

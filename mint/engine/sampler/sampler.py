@@ -12,7 +12,7 @@ from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.cache import BlockCache
 from mint.engine.sampler.limits import Limits
-from mint.engine.sampler.requests import check_request
+from mint.engine.sampler.requests import tokens_to_draw
 from mint.engine.sampler.runner import Drawn, Runner
 from mint.engine.sampler.scheduler import Scheduler
 from mint.engine.sampler.scoring import PromptScores
@@ -50,7 +50,7 @@ class Sampler:
         """Queues a request to the base model with the adapter, which must not change any more. `on_done` is called
         with the response or the error, during some later step; the returned group is what `cancel` wants."""
         room = self._limits.max_blocks * self._limits.block_size
-        max_tokens = check_request(request, self._model.facts, room)
+        max_tokens = tokens_to_draw(request, self._model.facts, room)
         params, prompt = request.sampling_params, request.prompt.to_ints()
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         eos = self._model.eos_ids if params.stops_at_eos else frozenset()

@@ -27,7 +27,7 @@ class PromptScores:
         self._seed = seed
         count, k = len(prompt), request.prompt_alt_tokens_k
         last_n = request.prompt_logprobs_last_n
-        self._logprobs_from = 1 if last_n is None else count - last_n
+        self._logprobs_from = 1 if last_n is None else max(1, count - last_n)
         wants_all = request.target_prompt_logprobs is not None or k > 0
         self.first = 1 if wants_all else self._logprobs_from
         """The first position that has to be scored."""

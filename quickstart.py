@@ -50,6 +50,10 @@ class Settings:
     temperature: float = 0.8
     holdout: int = 200
     """Problems to measure on."""
+    largest: int = 99
+    """Numbers run from 0 to this."""
+    shots: int = 0
+    """Worked examples before the question, for models that have not met the format."""
 
     @classmethod
     def from_env(cls) -> Settings:
@@ -66,8 +70,9 @@ class Settings:
 # ---------------------------------------------------------------------------------------------------- the task
 
 
-def prompt_of(problem: Problem) -> str:
-    return f"Q: What is {problem[0]} + {problem[1]}?\nA:"
+def prompt_of(problem: Problem, shots: int) -> str:
+    examples = "".join(f"Q: What is {n} + {n + 1}?\nA: {2 * n + 1}\n\n" for n in range(4, 4 + shots))
+    return f"{examples}Q: What is {problem[0]} + {problem[1]}?\nA:"
 
 
 def is_held_out(problem: Problem) -> bool:
@@ -76,10 +81,10 @@ def is_held_out(problem: Problem) -> bool:
     return zlib.crc32(f"{low} + {high}".encode()) % 10 == 0
 
 
-def draw_problems(rng: random.Random, count: int, held_out: bool) -> list[Problem]:
+def draw_problems(rng: random.Random, count: int, largest: int, held_out: bool) -> list[Problem]:
     drawn: list[Problem] = []
     while len(drawn) < count:
-        problem = (rng.randint(0, 99), rng.randint(0, 99))
+        problem = (rng.randint(0, largest), rng.randint(0, largest))
         if is_held_out(problem) == held_out:
             drawn.append(problem)
     return drawn
@@ -101,8 +106,8 @@ def answers_of(
     sampler: mint.SamplingClient, tokenizer, problems: list[Problem], settings: Settings, samples: int, seed: int
 ) -> list[tuple[list[int], list[types.SampledSequence]]]:
     """Prompt tokens and sampled answers for each problem; all requests run at once."""
-    params = {"max_tokens": settings.max_tokens, "stop_token_ids": [tokenizer.eos_token_id]}
-    prompts = [tokenizer.encode(prompt_of(problem)) for problem in problems]
+    params = {"max_tokens": settings.max_tokens, "stop": "\n", "stop_token_ids": [tokenizer.eos_token_id]}
+    prompts = [tokenizer.encode(prompt_of(problem, settings.shots)) for problem in problems]
     futures = [
         sampler.sample(
             prompt=types.ModelInput.from_ints(tokens=prompt),
@@ -120,8 +125,8 @@ def holdout_accuracy(sampler: mint.SamplingClient, tokenizer, problems: list[Pro
     return sum(rewards) / len(rewards)
 
 
-def sft_datum(problem: Problem, tokenizer) -> types.Datum:
-    prompt = tokenizer.encode(prompt_of(problem))
+def sft_datum(problem: Problem, tokenizer, shots: int) -> types.Datum:
+    prompt = tokenizer.encode(prompt_of(problem, shots))
     answer = [*tokenizer.encode(f" {sum(problem)}", add_special_tokens=False), tokenizer.eos_token_id]
     full = prompt + answer
     return types.Datum(
@@ -171,11 +176,14 @@ class Run:
             base_model=settings.base_model, rank=settings.lora_rank, seed=settings.seed
         )
         self.tokenizer = self.trainer.get_tokenizer()
-        self.holdout = draw_problems(random.Random(1), settings.holdout, held_out=True)
+        self.holdout = self.draw(random.Random(1), settings.holdout, held_out=True)
         self.log_file = (self.folder / "metrics.jsonl").open("a", buffering=1)
 
     def log(self, **metrics: object) -> None:
         self.log_file.write(json.dumps(metrics) + "\n")
+
+    def draw(self, rng: random.Random, count: int, held_out: bool = False) -> list[Problem]:
+        return draw_problems(rng, count, self.settings.largest, held_out)
 
     def measure(self, sampler: mint.SamplingClient) -> float:
         return holdout_accuracy(sampler, self.tokenizer, self.holdout, self.settings)
@@ -183,8 +191,8 @@ class Run:
     def sft(self) -> None:
         settings = self.settings
         for step in progress("SFT ", settings.sft_steps):
-            problems = draw_problems(self.rng, settings.sft_batch, held_out=False)
-            data = [sft_datum(problem, self.tokenizer) for problem in problems]
+            problems = self.draw(self.rng, settings.sft_batch)
+            data = [sft_datum(problem, self.tokenizer, settings.shots) for problem in problems]
             output = self.trainer.forward_backward(data, loss_fn="cross_entropy")
             self.trainer.optim_step(types.AdamParams(learning_rate=settings.sft_lr)).result()
             loss = output.result().metrics["loss:sum"] / sum(sum(d.loss_fn_inputs["weights"]) for d in data)
@@ -194,7 +202,7 @@ class Run:
         """Runs the GRPO stage from `sampler`'s weights on; holdout accuracy after every step."""
         settings, curve = self.settings, []
         for step in progress("GRPO", settings.rl_steps):
-            problems = draw_problems(self.rng, settings.rl_batch, held_out=False)
+            problems = self.draw(self.rng, settings.rl_batch)
             seed = 1000 * (settings.seed + 1) + step
             groups = answers_of(sampler, self.tokenizer, problems, settings, settings.rl_group, seed)
             rewards, data = [], []

@@ -66,6 +66,9 @@ class LocalServer:
             with _progress(f"starting a local server (log: {self.log})"):
                 self._ready.wait(within)
         if self._address is None:
+            if self._ready.is_set():  # it has closed its output, and so is about to end
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(STOP_WITHIN)
             state = self.obituary() or f"The local server was not ready within {within:.0f} s.\n{self._tail()}"
             self.stop()
             raise Internal(state)
@@ -110,7 +113,6 @@ class LocalServer:
             if text.startswith(READY):
                 self._address = text.removeprefix(READY)
                 self._ready.set()
-        self._child.wait()
         self._ready.set()
 
     def _tail(self) -> str:

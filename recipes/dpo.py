@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addition import answer_of, draw_problems, prompt_of, wrong_answer_of
-from arguments import from_command_line
+from arguments import configured
 
 import mint
 from mint import types
@@ -164,4 +164,4 @@ def main(config: Config) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Config))
+    main(configured(Config()))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from addition import Problem, draw_problems, prompt_of, reward_of
-from arguments import from_command_line
+from arguments import configured
 
 import mint
 from mint import types
@@ -166,4 +166,4 @@ def main(config: Config) -> float:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Config))
+    main(configured(Config()))

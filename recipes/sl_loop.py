@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from addition import answer_of, draw_problems, prompt_of
-from arguments import from_command_line
+from arguments import configured
 
 import mint
 from mint import types
@@ -105,4 +105,4 @@ def main(config: Config) -> float:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Config))
+    main(configured(Config()))

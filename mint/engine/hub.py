@@ -9,6 +9,8 @@ from mint.errors import NotFound
 
 BUNDLED = {"mint/tiny": Path(__file__).parents[1] / "models" / "tiny"}
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
 # What a model needs here; weights in other formats of the same repository stay where they are.
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -21,7 +23,7 @@ def find_folder(name: str) -> Path:
     for folder in (BUNDLED.get(name), Path(name).expanduser()):
         if folder is not None and folder.is_dir():
             return _checked(name, folder)
-    if name in BUNDLED or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if name in BUNDLED or not _HUB_ID.fullmatch(name):
         raise _not_found(name, "there is no such folder, and it is not a Hub id (owner/name)")
     return _from_hub(name)
 
@@ -57,7 +59,8 @@ def _checked(name: str, folder: Path) -> Path:
 
 
 def _not_found(name: str, why: str) -> NotFound:
+    fetch = f"`hf download {name}` fetches it where there is a network; or give" if _HUB_ID.fullmatch(name) else "Give"
     return NotFound(
-        f"model {name!r} is not available: {why}. Where there is a network, `hf download {name}` fetches it; or give "
-        "the path of a folder with config.json, tokenizer, safetensors. `mint/tiny` is bundled and needs no download."
+        f"model {name!r} is not available: {why}. {fetch} the path of a folder with config.json, tokenizer and "
+        "safetensors. `mint/tiny` is bundled and needs no download."
     )

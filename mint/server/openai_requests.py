@@ -86,7 +86,7 @@ class ResponseFormat(BaseModel):
 
 
 class ChatBody(CommonBody):
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 # What math-verify is spared: towers of powers and factorials, which a sampled answer can make too large to compute.
 _RISKY = re.compile(r"\^|\*\*|!")
 _LONGEST = 100
+_UNIT = re.compile(r"(?<=\d)\s+[A-Za-z ]+\.?$")
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,16 @@ def _problem(row: Mapping[str, Any], where: str) -> WordProblem:
 
 def is_equal(answer: str, gold: str) -> bool:
     """Whether `answer`, as extracted from a response, is the number `gold`."""
-    number = canonical_number(answer)
     try:
-        return Fraction(number) == Fraction(gold)
+        return Fraction(canonical_number(_UNIT.sub("", answer))) == Fraction(gold)
     except (ValueError, ZeroDivisionError):
         pass
     if len(answer) > _LONGEST or _RISKY.search(answer) or not _has_math_verify():
         return False
     math_verify = require("math_verify", "envs")
-    # Its timeouts are alarm signals, which only a main thread may have; without powers there is nothing to wait for.
+    # Its timeouts are alarm signals, which only a main thread may have; without powers there is nothing to wait for,
+    # and no need to warn at every call.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     given, wanted = (math_verify.parse(text, parsing_timeout=None) for text in (f"${answer}$", gold))
     return bool(math_verify.verify(wanted, given, timeout_seconds=None))
 

@@ -50,7 +50,7 @@ LARGEST_EXPONENT = 100
 
 
 def is_harmless(answer: str, task: str) -> bool:
-    """Whether this task's scorer may be given this answer: literals where it evaluates, arithmetic where SymPy parses."""
+    """Whether this task's scorer may be given this answer: literals where it evaluates, arithmetic for SymPy."""
     if task not in EVALUATED | PARSED_BY_SYMPY:
         return True
     try:

@@ -22,6 +22,13 @@ from mint.types import CheckpointsListResponse, TrainingRunsResponse, WeightsInf
 
 router = APIRouter()
 
+
+
+async def _hosted_only(request: Request, user: Caller) -> None:
+    await request.body()
+    raise NotFound(f"{request.url.path} belongs to the hosted service; a self-hosted server has no such thing.")
+
+
 Limit = Annotated[int, Query(ge=0, le=1000)]
 Offset = Annotated[int, Query(ge=0)]
 Scope = Literal["owned", "accessible"]
@@ -200,13 +207,14 @@ async def session(session_id: str, server: State, user: Caller, access_scope: Sc
     }
 
 
-@router.api_route("/sessions/{session_id}/project", methods=["PUT"])
-@router.api_route("/sessions/{session_id}/trace_export", methods=["GET"])
-@router.api_route("/sessions/search", methods=["POST"])
-@router.api_route("/audit", methods=["GET"])
-@router.api_route("/billing/{rest:path}", methods=["GET"])
-@router.api_route("/auth/apikey/me", methods=["GET", "DELETE"])
-@router.api_route("/create_custom_loss", methods=["POST"])
-async def hosted_only(request: Request, user: Caller) -> None:
-    await request.body()
-    raise NotFound(f"{request.url.path} belongs to the hosted service; a self-hosted server has no such thing.")
+for method, path in (
+    ("PUT", "/sessions/{session_id}/project"),
+    ("GET", "/sessions/{session_id}/trace_export"),
+    ("POST", "/sessions/search"),
+    ("GET", "/audit"),
+    ("GET", "/billing/{rest:path}"),
+    ("GET", "/auth/apikey/me"),
+    ("DELETE", "/auth/apikey/me"),
+    ("POST", "/create_custom_loss"),
+):
+    router.add_api_route(path, _hosted_only, methods=[method], include_in_schema=False)

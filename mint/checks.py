@@ -114,7 +114,8 @@ def check_sample(request: SampleRequest, vocab_size: int | None = None, max_cont
 
 def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> int:
     try:
-        tokens = np.asarray(given.to_ints(), dtype=np.int64)
+        runs = [np.asarray(chunk.tokens, dtype=np.int64) for chunk in given.chunks]
+        tokens = np.concatenate(runs) if runs else np.zeros(0, np.int64)
     except (OverflowError, TypeError, ValueError) as error:
         raise BadRequest(f"{what} holds something that is no token id: {error}.") from error
     if not len(tokens):

@@ -144,7 +144,8 @@ def _after_fork() -> None:
         _server.leave_to_parent()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _new_log(folder: Path) -> Path:

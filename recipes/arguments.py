@@ -1,7 +1,7 @@
 """Settings from the command line: `name=value` for every field of a dataclass that should differ.
 
-Fields of a dataclass within are reached by a dot, as in `dataset_builder.group_size=8`. Values are Python literals; what
-is none is text.
+Fields of a dataclass within are reached by a dot, as in `dataset_builder.group_size=8`. Values are Python literals;
+what is none is text.
 """
 
 from __future__ import annotations

@@ -40,20 +40,20 @@ WILD = """
 
 
 @pytest.fixture(scope="module")
-def theirs():  # noqa: ANN201
+def theirs():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(TINY)
 
 
 @given(st.text(max_size=40))
-def test_text_and_tokens_are_transformers(theirs, text: str) -> None:  # noqa: ANN001
+def test_text_and_tokens_are_transformers(theirs, text: str) -> None:
     ids = OURS.encode(text)
     assert ids == theirs.encode(text)
     assert OURS.decode(ids) == theirs.decode(ids)
 
 
-def test_templates_render_as_in_transformers(theirs) -> None:  # noqa: ANN001
+def test_templates_render_as_in_transformers(theirs) -> None:
     for options in ({}, {"add_generation_prompt": True}):
         assert OURS.apply_chat_template(TALK, **options) == theirs.apply_chat_template(
             TALK, return_dict=False, **options
@@ -61,9 +61,10 @@ def test_templates_render_as_in_transformers(theirs) -> None:  # noqa: ANN001
     assert encode_chat(OURS, TALK) == encode_chat(theirs, TALK)
 
 
-def test_a_wild_template_renders_as_in_transformers(theirs, tmp_path: Path) -> None:  # noqa: ANN001
+def test_a_wild_template_renders_as_in_transformers(theirs, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}')
+    special = '{"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}'
+    (tmp_path / "tokenizer_config.json").write_text(special)
     (tmp_path / "chat_template.jinja").write_text(WILD)
     ours = FolderTokenizer(tmp_path)
     talk = [*TALK, {"role": "skip", "content": "x"}]
@@ -90,12 +91,12 @@ def test_a_folder_without_tokenizer_or_template_says_so(tmp_path: Path) -> None:
         FolderTokenizer(tmp_path).apply_chat_template(TALK)
 
 
-def test_the_tokens_that_end_a_turn_are_read_off_the_template(theirs, tmp_path: Path) -> None:  # noqa: ANN001
+def test_the_tokens_that_end_a_turn_are_read_off_the_template(theirs, tmp_path: Path) -> None:
     assert turn_end_tokens(OURS) == turn_end_tokens(theirs) == [258]
     # A base model that ends text with one token and turns with another has both.
     (tmp_path / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
-    config = (TINY / "tokenizer_config.json").read_text().replace('"eos_token": "<|im_end|>"', '"eos_token": "<|endoftext|>"')
-    (tmp_path / "tokenizer_config.json").write_text(config)
+    config = (TINY / "tokenizer_config.json").read_text()
+    (tmp_path / "tokenizer_config.json").write_text(config.replace('_token": "<|im_end|>"', '_token": "<|endoftext|>"'))
     assert turn_end_tokens(FolderTokenizer(tmp_path)) == [256, 258]
 
 
@@ -119,7 +120,7 @@ def test_a_reply_is_decoded_without_its_end_token() -> None:
         ('ok [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "ok", [ToolCall("f", {})]),
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ("[TOOL_CALLS] nonsense", "[TOOL_CALLS] nonsense", []),
-        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', '<tool_call>{"name": 3, "arguments": {}}</tool_call>', []),
+        ('[TOOL_CALLS] [{"name": 3, "arguments": {}}]', '[TOOL_CALLS] [{"name": 3, "arguments": {}}]', []),
     ],
 )
 def test_tool_calls_are_found_and_broken_ones_stay_text(text: str, content: str, calls: list[ToolCall]) -> None:

@@ -81,7 +81,9 @@ def test_without_the_models_facts_only_what_needs_them_passes() -> None:
         check_data([datum(target_tokens=[1, 2, -1])], "cross_entropy")
 
 
-@pytest.mark.parametrize("config", [{"beta": 1.0}, {"clip_low_threshold": "x"}, {"temperature": 0}, {"temperature": True}])
+@pytest.mark.parametrize(
+    "config", [{"beta": 1.0}, {"clip_low_threshold": "x"}, {"temperature": 0}, {"temperature": True}]
+)
 def test_an_option_the_loss_does_not_have_or_cannot_read_is_refused(config: dict) -> None:
     check_loss("ppo", {"clip_low_threshold": 0, "temperature": 0.7})
     with pytest.raises(BadRequest, match=next(iter(config))):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mint.config import ServerConfig
+from mint.errors import MintError
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from mint.backend import Backend
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-GRACE_SECONDS = 3
+GRACE_SECONDS = 1
 """How long requests under way may take to end; polls are held for longer, and clients come back anyway."""
 
 
@@ -43,6 +48,7 @@ def serve(
 
 def run(config: ServerConfig, child: bool = False) -> None:
     """Serves until SIGINT or SIGTERM; as a child, until its parent, however it ends, lets go of our standard input."""
+    import signal
     import socket
 
     import uvicorn
@@ -50,7 +56,17 @@ def run(config: ServerConfig, child: bool = False) -> None:
     from mint.engine.process import EngineProcess
     from mint.server.app import create_app
 
-    class Announcing(uvicorn.Server):
+    class Serving(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """As uvicorn's own, which raises the signal again afterwards: then the engine would not be closed."""
+            before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for kind, handler in before.items():
+                    signal.signal(kind, handler)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
@@ -58,32 +74,49 @@ def run(config: ServerConfig, child: bool = False) -> None:
                 url = f"http://{config.host}:{address[1]}"
                 typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
 
-    engine = EngineProcess(config.models or None)
+    def end(code: int) -> None:
+        typer.echo(f"mint serve: the engine process ended with status {code}; start the server again.", err=True)
+        server.should_exit = True
+
+    engine = EngineProcess(config.models or None, on_exit=end)
+    settings = uvicorn.Config(
+        create_app(config, engine),
+        config.host,
+        config.port,
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = Serving(settings)
     try:
-        settings = uvicorn.Config(
-            create_app(config, engine),
-            config.host,
-            config.port,
-            access_log=False,
-            log_level="warning",
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-        server = Announcing(settings)
+        _load(engine, config.models)
         if child:
             _end_with_parent(server)
         server.run()
+        healthy = engine.alive and server.started
     finally:
         engine.close()
-    if not server.started:
+    if not healthy:
         raise typer.Exit(1)
 
 
+def _load(engine: Backend, models: Sequence[str]) -> None:
+    """Before the server starts, where a model that is not there can be told in a sentence."""
+    for name, facts in [(name, engine.load_model(name)) for name in models]:
+        try:
+            facts.result()
+        except MintError as error:
+            typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
 def _end_with_parent(server: uvicorn.Server) -> None:
-    import sys
+    import os
     import threading
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends before this thread
+            pass
         server.should_exit = True
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

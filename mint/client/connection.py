@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from dataclasses import dataclass
 
 from mint.client.auth import TokenExchange
@@ -81,7 +82,8 @@ class Connection:
 
 
 _shared: dict[ClientConfig, Connection] = {}
-os.register_at_fork(after_in_child=_shared.clear)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_shared.clear)
 
 
 def shared_connection(config: ClientConfig) -> Connection:

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import sys
 import threading
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
@@ -41,7 +42,8 @@ def _forget_loop() -> None:
     _tasks.clear()
 
 
-os.register_at_fork(after_in_child=_forget_loop)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_loop)
 
 
 class APIFuture(concurrent.futures.Future[T]):

@@ -129,6 +129,9 @@ class SamplingClient:
         """A Hugging Face tokenizer for the base model."""
         return load_tokenizer(self.get_base_model())
 
+    async def get_tokenizer_async(self) -> Any:
+        return load_tokenizer(await self.get_base_model_async())
+
     def get_base_model(self) -> str:
         return start(self._info()).result().base_model
 

@@ -60,6 +60,9 @@ MAY_CHANGE = frozenset(
 )
 """Fields that leave what is trained alone."""
 
+SETTLE_WITHIN = 10.0
+"""Seconds a failed run waits for a checkpoint that is nearly done."""
+
 
 def find_start(run_dir: RunDir, config: Config) -> CheckpointRecord | None:
     """Where a run with this configuration goes on; None: from the beginning."""
@@ -130,6 +133,15 @@ class Checkpoints:
         if self._completion is not None:
             await self._completion
             self._completion = None
+
+    async def settle(self) -> None:
+        """After a failure: gives the save under way a moment, since the run will want it."""
+        if self._completion is not None:
+            await asyncio.wait({self._completion}, timeout=SETTLE_WITHIN)
+
+    def abandon(self) -> None:
+        if self._completion is not None:
+            self._completion.cancel()
 
     async def _replace_rolling(self, record: CheckpointRecord) -> None:
         """Writes the line, then lets go of what only the checkpoint before it needed."""

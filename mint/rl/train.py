@@ -29,12 +29,7 @@ from mint.rl.hashing import stable_hash
 from mint.rl.interrupt import Interrupted, StopRequest
 from mint.rl.kl_modes import KLTerm
 from mint.rl.loggers import MetricsLogger, RunInfo, make_logger
-from mint.rl.metrics import (
-    RolloutErrorCounter,
-    compute_post_kl,
-    compute_sampling_client_metrics,
-    compute_trajectory_metrics,
-)
+from mint.rl.metrics import compute_post_kl
 from mint.rl.prepare import prepare
 from mint.rl.resume import Checkpoints, find_start, read_pending
 from mint.rl.rollout_log import TextOf, best_worst_random, choose_groups, rollout_records, shown
@@ -42,6 +37,7 @@ from mint.rl.rundir import CheckpointRecord, RunDir
 from mint.rl.sampler import BatchSampler, SampledGroup, StepBatch
 from mint.rl.schedules import as_schedule
 from mint.rl.setup import build_datasets, build_evaluators, kl_term, log_to_file, open_trainer, record_code
+from mint.rl.step_metrics import group_metrics, mean_of_each, why_no_signal
 from mint.rl.timing import Timer
 from mint.rl.update import Trained, Update
 from mint.types import AdamParams
@@ -83,6 +79,7 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
         return
     run_dir.rewind(first_step)
     run_dir.write_config(config.to_json())
+    logger.info("Configuration: %s", config.to_json())
     record_code(run_dir)
     client = await open_trainer(config, service, start)
     info = RunInfo(run_dir, num_steps, config.to_json(), config.wandb_project, config.wandb_name)
@@ -109,7 +106,11 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
     with StopRequest() as stop:
         try:
             await loop.run(first_step, stop)
+        except Exception:
+            await loop.checkpoints.settle()
+            raise
         finally:
+            loop.checkpoints.abandon()
             await sampler.close()
             loop.metrics_logger.close()
 
@@ -152,8 +153,10 @@ class _Loop:
             evaluation = asyncio.create_task(self._evaluate_if_due(number, policy))
             try:
                 step, update = await self._train(self.sampler.batch(number), stop)
-            except Interrupted:
+            except BaseException as error:
                 evaluation.cancel()
+                if not isinstance(error, Interrupted):
+                    raise
                 await self._stop_at(number)
                 raise KeyboardInterrupt from None
             if update.moved:
@@ -287,39 +290,3 @@ def split_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     parts = min(parts, len(items))
     edges = [len(items) * i // parts for i in range(parts + 1)] if parts else []
     return [items[a:b] for a, b in pairwise(edges)]
-
-
-def mean_of_each(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = {name: None for one in metrics for name in one}
-    return {name: float(np.mean([one[name] for one in metrics if name in one])) for name in names}
-
-
-def group_metrics(step: int, sampled_P: Sequence[SampledGroup]) -> dict[str, float]:
-    """Of everything rolled out for a step, whatever becomes of it."""
-    errors = RolloutErrorCounter()
-    for sampled in sampled_P:
-        errors.add(sampled.errors, group_skipped=sampled.wrapped is None)
-    metrics = errors.get_metrics()
-    metrics["sampling/groups_replaced"] = sum(sampled.replaced for sampled in sampled_P)
-    wrapped_P = [sampled.wrapped for sampled in sampled_P if sampled.wrapped is not None]
-    if wrapped_P:
-        tags_P = [wrapped.env_group_builder.logging_tags() for wrapped in wrapped_P]
-        metrics |= compute_trajectory_metrics([wrapped.trajectory_group for wrapped in wrapped_P], tags_P)
-        metrics |= compute_sampling_client_metrics(wrapped_P)
-        lags = [step - wrapped.sampling_client_step for wrapped in wrapped_P]
-        metrics |= {"sampling/lag_mean": float(np.mean(lags)), "sampling/lag_max": max(lags)}
-    return metrics
-
-
-def why_no_signal(sampled_P: Sequence[SampledGroup]) -> str:
-    groups = [sampled.group for sampled in sampled_P if sampled.wrapped is not None]
-    if not groups:
-        return f"all {len(sampled_P)} groups failed; see rollout_errors in the metrics."
-    if all(len(group.trajectories_G) < 2 for group in groups):
-        return "every group has one member, whose advantage is always 0; use a group size of 4 or more."
-    rewards = [reward for group in groups for reward in group.get_total_rewards()]
-    earned = f"between {min(rewards):.3g} and {max(rewards):.3g}"
-    return (
-        f"within each of the {len(groups)} groups all members earned the same, {earned}. Harder or easier problems, "
-        "partial credit or larger groups would help."
-    )

@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -162,18 +162,18 @@ class Checkpoints:
     def of_run(self, run_id: str) -> Sequence[CheckpointRow]:
         return self._store.all(_alive().where(CheckpointRow.run_id == run_id).order_by(CheckpointRow.created))
 
-    def of_user(self, user: User, limit: int, offset: int) -> tuple[Sequence[CheckpointRow], int]:
-        query = _alive().where(CheckpointRow.owner == user.name).order_by(CheckpointRow.created.desc())
-        return self._store.page(query, limit, offset)
+    def of_user(
+        self, user: User, limit: int, offset: int, kinds: Collection[str] = CHECKPOINT_KINDS
+    ) -> tuple[Sequence[CheckpointRow], int]:
+        theirs = _alive().where(CheckpointRow.owner == user.name, CheckpointRow.kind.in_(kinds))
+        return self._store.page(theirs.order_by(CheckpointRow.created.desc()), limit, offset)
 
     def samplable(self, user: User) -> Sequence[CheckpointRow]:
         theirs = or_(CheckpointRow.owner == user.name, CheckpointRow.public)
         return self._store.all(_alive().where(CheckpointRow.kind == "sampler_weights", theirs))
 
     def _find(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
-        query = _alive().where(
-            CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
-        )
+        query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name)
         return next(iter(self._store.all(query)), None)
 
     # Ending ---------------------------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ def forward_backward(server: Server, model: Model, call: wire.ForwardBackwardCal
     return Step(lambda: work(model.id, call.data, call.loss_fn, call.loss_fn_config), forward_answer)
 
 
-def optim_step(
-    server: Server, model: Model, adam: Mapping[str, Any] | None, other: Mapping[str, Any] | None
-) -> Step:
+def optim_step(server: Server, model: Model, adam: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Step:
     if other is not None:
         raise BadRequest(f"optimizer_params of type {other.get('type')!r}: this server has AdamW; send adam_params.")
     if adam is None:

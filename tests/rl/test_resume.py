@@ -98,7 +98,7 @@ def test_a_run_killed_at_any_point_ends_as_if_it_had_not_been(tmp_path, variant)
     code, events = in_a_process(tmp_path / "unbroken", fields)
     assert code == 0
     unbroken = outcome(tmp_path / "unbroken")
-    points = sorted({*np.linspace(1, events - 1, 7).astype(int).tolist(), events - 1})
+    points = sorted({*np.linspace(1, events - 1, 5).astype(int).tolist(), events - 1})
     for point in points:
         folder = tmp_path / f"killed-{point}"
         assert in_a_process(folder, fields, kill_at=point)[0] == -signal.SIGKILL

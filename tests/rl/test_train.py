@@ -301,7 +301,7 @@ def test_a_reference_without_a_coefficient_is_only_logged(run):
 @pytest.mark.parametrize("mode", ["advantage", "loss"])
 def test_measured_kl_falls_as_the_coefficient_rises(run, mode):
     fields = {
-        "max_steps": 15,
+        "max_steps": 10,
         "learning_rate": 0.2,
         "max_tokens": 1,
         "kl_mode": mode,
@@ -459,6 +459,28 @@ def test_a_group_that_fails_is_counted_and_done_without_if_failures_are_tolerate
     assert line["env/all/total_episodes"] == 4
     with pytest.raises(OSError, match="no sandbox"):
         run(dataset_builder=Data())
+
+
+def test_a_run_that_fails_keeps_its_checkpoint_and_can_be_resumed(tmp_path):
+    class Flaky(HalfBuilder):
+        async def make_envs(self):
+            if healthy:
+                return await super().make_envs()
+            raise OSError("no sandbox")
+
+    @dataclass(frozen=True)
+    class Data(RLDatasetBuilder):
+        async def __call__(self):
+            return Batches([[HalfBuilder("ab")], [HalfBuilder("cd")], [Flaky("ef")]]), None
+
+    healthy = False
+    config = make_config(tmp_path, dataset_builder=Data(), save_every=2, holdout=0.0)
+    with pytest.raises(OSError, match="no sandbox"):
+        train(config, FakeService(tmp_path / "service"))
+    healthy = True
+    run_dir = train(config, FakeService(tmp_path / "service"))
+    assert [r.batch for r in run_dir.checkpoints()] == [2, 3]
+    assert [line["step"] for line in run_dir.metrics()] == [0, 1, 2]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def test_two_saves_of_one_name_at_once_cannot_both_win(live: Live) -> None:
 def test_a_failed_save_frees_its_name_and_lists_nothing(live: Live) -> None:
     model = live.model()
     live.backend.fail["save_adapter"] = OSError("disk full")
-    assert "disk full" in live.fetch(live.post("/save_weights", {"model_id": model, "seq_id": 1, "path": "one"}))["error"]
+    failed = live.post("/save_weights", {"model_id": model, "seq_id": 1, "path": "one"})
+    assert "disk full" in live.fetch(failed)["error"]
     assert live.get("/checkpoints")["checkpoints"] == []
     live.backend.fail.clear()
     assert live.save(model, 2)

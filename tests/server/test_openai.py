@@ -104,7 +104,7 @@ def test_tokens_are_streamed_while_the_sample_runs(live: Live) -> None:
     live.http.post(f"{live.url}/v1/completions", json={"model": "mint/tiny", "prompt": "x", "max_tokens": 2})
     whole = live.backend.sample
 
-    def endless(policy, request, on_tokens=None):  # noqa: ANN001, ANN202
+    def endless(policy, request, on_tokens=None):
         live.backend.hold()
         future = whole(policy, request)
         on_tokens(0, [72], [-0.5])
@@ -199,7 +199,7 @@ def test_what_cannot_be_honoured_is_refused_by_name_in_openais_shape(
 
 def test_harmless_parameters_are_let_through(live: Live, client: openai.OpenAI) -> None:
     client.chat.completions.create(
-        model="mint/tiny", messages=HELLO, user="me", presence_penalty=0, logit_bias={}, metadata={"a": "b"}, store=False
+        model="mint/tiny", messages=HELLO, user="me", presence_penalty=0, logit_bias={}, metadata={"a": "b"}
     )
 
 
@@ -217,7 +217,7 @@ def test_a_client_that_leaves_frees_its_sample(live: Live) -> None:
     cancelled = []
     whole = live.backend.sample
 
-    def watched(*args):  # noqa: ANN002, ANN202
+    def watched(*args):
         future = whole(*args)
         future.add_done_callback(lambda f: cancelled.append(f.cancelled()))
         return future

@@ -124,7 +124,7 @@ def test_the_secret_is_readable_by_the_owner_alone(live: Live) -> None:
 
 
 def test_sessions_remember_what_they_were_told_and_the_first_reason_for_their_end(live: Live) -> None:
-    body = {"tags": ["a"], "user_metadata": {"n": 1}, "sdk_version": "0.36.0", "display_name": "d", "type": "create_session"}
+    body = {"tags": ["a"], "user_metadata": {"n": 1}, "sdk_version": "0.36.0", "display_name": "d"}
     session = live.post("/create_session", body)["session_id"]
     told = live.get(f"/sessions/{session}")
     assert (told["user_metadata"], told["display_name"]) == ({"n": "1"}, "d")

@@ -38,7 +38,10 @@ def test_a_whole_step_in_json(live: Live) -> None:
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_protobuf_batch_arrives_as_sent_and_its_result_comes_back_as_protobuf(live: Live, compress: bool) -> None:
     model = live.model()
-    rows = [datum([1, 2, 3], logprobs=[-0.5, -0.25], advantages=[1.0, -1.0]), datum([9, 8], logprobs=[0], advantages=[2])]
+    rows = [
+        datum([1, 2, 3], logprobs=[-0.5, -0.25], advantages=[1.0, -1.0]),
+        datum([9, 8], logprobs=[0], advantages=[2]),
+    ]
     call = wire.ForwardBackwardCall(model, 1, rows, "ppo", {"clip_low_threshold": 0.5}, forward_only=False)
     body, headers = wire.forward_backward_to_proto(call), {"content-type": wire.PROTOBUF}
     if compress:
@@ -60,7 +63,8 @@ def test_forward_in_either_dialect_leaves_gradients_alone(live: Live) -> None:
     live.fetch(live.post("/forward", body))
     call = wire.ForwardBackwardCall(model, 2, [datum([1, 2])], "cross_entropy", forward_only=True)
     proto = {"content-type": wire.PROTOBUF}
-    live.fetch_proto(live.http.post("/forward_backward", content=wire.forward_backward_to_proto(call), headers=proto).json())
+    body = wire.forward_backward_to_proto(call)
+    live.fetch_proto(live.http.post("/forward_backward", content=body, headers=proto).json())
     assert live.backend.names()[-2:] == ["forward", "forward"]
 
 

@@ -20,7 +20,8 @@ from mint.rl.types import RLDataset, RLDatasetBuilder
 logger = logging.getLogger(__name__)
 
 # These scorers of reasoning-gym 0.1.25 execute the answer, in this process: with eval(), or with SymPy's parse_expr(),
-# which is eval() after some rewriting. "open('/etc/passwd')" would do as it says.
+# which is eval() after some rewriting. "open('x', 'w')" would do as it says, and "Integral(f(x), x)", which gives the
+# question back, would be right.
 EVALUATED = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 PARSED_BY_SYMPY = {
     "countdown",

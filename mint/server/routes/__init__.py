@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -26,6 +27,13 @@ async def _server(request: Request) -> Server:
 async def _caller(request: Request) -> User:
     request.state.user = request.app.state.server.keys.user(key_of(request))
     return request.state.user
+
+
+def sdk_release(version: str) -> float:
+    """36 of 0.36.0: releases of the tinker SDK by their second number; what is none of them comes after all."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return int(minor) if major == "0" and minor.isdigit() else math.inf
 
 
 State = Annotated[Server, Depends(_server)]

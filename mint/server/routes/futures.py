@@ -15,9 +15,7 @@ router = APIRouter()
 
 
 @router.post("/retrieve_future")
-async def retrieve_future(
-    body: requests.RetrieveFuture, request: Request, server: State, user: Caller
-) -> Response:
+async def retrieve_future(body: requests.RetrieveFuture, request: Request, server: State, user: Caller) -> Response:
     """Held until the result is there; 408 asks the client to poll again, and makes it log nothing."""
     answer = await server.futures.wait(server.futures.find(body.request_id, user.name))
     if answer is None:

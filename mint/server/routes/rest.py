@@ -16,12 +16,11 @@ from mint.server import requests
 from mint.server.archive import files_of, tar_gz
 from mint.server.checkpoints import cursor, expiry, moment
 from mint.server.models import run_id
-from mint.server.routes import Caller, State, answer
+from mint.server.routes import Caller, State, answer, sdk_release
 from mint.server.store import CheckpointRow, RunRow
-from mint.types import CheckpointsListResponse, TrainingRunsResponse, WeightsInfoResponse
+from mint.types import CHECKPOINT_KINDS, CheckpointsListResponse, TrainingRunsResponse, WeightsInfoResponse
 
 router = APIRouter()
-
 
 
 async def _hosted_only(request: Request, user: Caller) -> None:
@@ -72,17 +71,26 @@ async def training_run(run: str, server: State, user: Caller, access_scope: Scop
 
 
 @router.get("/training_runs/{run}/checkpoints")
-async def run_checkpoints(run: str, server: State, user: Caller) -> Response:
+async def run_checkpoints(run: str, request: Request, server: State, user: Caller) -> Response:
     row = server.models.run(run, user)
-    visible = [c for c in server.checkpoints.of_run(row.id) if c.owner == user.name or c.public]
+    kinds = _kinds_known_to(request)
+    visible = [c for c in server.checkpoints.of_run(row.id) if c.kind in kinds and (c.owner == user.name or c.public)]
     return answer(CheckpointsListResponse([server.checkpoints.describe(c) for c in visible]))
 
 
 @router.get("/checkpoints")
-async def checkpoints(server: State, user: Caller, limit: Limit = 100, offset: Offset = 0) -> Response:
-    rows, total = server.checkpoints.of_user(user, limit, offset)
+async def checkpoints(
+    request: Request, server: State, user: Caller, limit: Limit = 100, offset: Offset = 0
+) -> Response:
+    rows, total = server.checkpoints.of_user(user, limit, offset, _kinds_known_to(request))
     described = [server.checkpoints.describe(row) for row in rows]
     return answer(CheckpointsListResponse(described, cursor(limit, offset, total)))
+
+
+def _kinds_known_to(request: Request) -> list[str]:
+    """Before 0.28 the tinker SDK knows no external weights, and refuses a whole list that has one in it."""
+    release = sdk_release(request.headers.get("user-agent", "").removeprefix("AsyncTinker/Python "))
+    return [kind for kind in CHECKPOINT_KINDS if kind != "external_weights" or release >= 28]
 
 
 @router.delete(CHECKPOINT)
@@ -104,9 +112,7 @@ async def unpublish(run: str, kind: str, name: str, server: State, user: Caller)
 
 
 @router.put(CHECKPOINT + "/ttl")
-async def set_ttl(
-    run: str, kind: str, name: str, body: requests.SetTtl, server: State, user: Caller
-) -> dict[str, Any]:
+async def set_ttl(run: str, kind: str, name: str, body: requests.SetTtl, server: State, user: Caller) -> dict[str, Any]:
     row = server.checkpoints.own(run, kind, name, user)
     server.store.update(row, expires=expiry(body.ttl_seconds))
     return {}

@@ -26,9 +26,7 @@ BUNDLED = "mint/"
 
 
 @router.post("/create_sampling_session")
-async def create_sampling_session(
-    body: requests.CreateSamplingSession, server: State, user: Caller
-) -> dict[str, str]:
+async def create_sampling_session(body: requests.CreateSamplingSession, server: State, user: Caller) -> dict[str, str]:
     session = server.sessions.touch(body.session_id, user)
     sampler = await server.samplers.create(session, body.sampling_session_seq_id, body.base_model, body.model_path)
     return {"sampling_session_id": sampler.row.id, "type": "create_sampling_session"}
@@ -52,9 +50,7 @@ def _loadable_name(facts: ModelFacts) -> str:
 
 
 @router.post("/join_sampling_session")
-async def join_sampling_session(
-    body: requests.SamplingSessionBody, server: State, user: Caller
-) -> dict[str, Any]:
+async def join_sampling_session(body: requests.SamplingSessionBody, server: State, user: Caller) -> dict[str, Any]:
     sampler = server.samplers.find(body.sampling_session_id, user)
     return {"client_counter": server.samplers.join(sampler), "type": "join_sampling_session"}
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from mint.checks import LOSS_FNS
 from mint.server import requests
 from mint.server.catalogue import sizes
-from mint.server.routes import Caller, State, answer, key_of
+from mint.server.routes import Caller, State, answer, key_of, sdk_release
 from mint.types import GetServerCapabilitiesResponse, SupportedModel
 
 router = APIRouter()
@@ -30,14 +30,8 @@ async def client_config(body: requests.ClientConfigBody, request: Request, user:
         "pjwt_auth_enabled": (key_of(request) or "").startswith("sk-"),
         "parallel_fwdbwd_chunks": True,
         # That transport follows redirects whatever it is told, and the archive link of older clients is a redirect.
-        "use_pyqwest_transport": not _asks_for_archives(body.sdk_version or ""),
+        "use_pyqwest_transport": sdk_release(body.sdk_version or "") >= 36,
     }
-
-
-def _asks_for_archives(sdk_version: str) -> bool:
-    major, _, rest = sdk_version.partition(".")
-    minor = rest.partition(".")[0]
-    return major == "0" and minor.isdigit() and int(minor) < 36
 
 
 @router.post("/client/dynamic_config")

@@ -1,0 +1,103 @@
+"""The `mint` command: light to ask for help, careful about where it listens, and gone when it should be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mint.cli.__main__ import app
+from mint.version import __version__
+
+MINT = [sys.executable, "-m", "mint.cli"]
+
+
+def test_help_lists_the_verbs_without_loading_anything_heavy() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from mint.cli.__main__ import app\n"
+        "shown = CliRunner().invoke(app, ['serve', '--help']); assert '--model' in shown.output, shown.output\n"
+        "print(sorted({'torch', 'transformers', 'fastapi', 'uvicorn', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == f"mint {__version__}"
+
+
+def test_listening_to_the_world_without_keys_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MINT_API_KEY", raising=False)
+    refused = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", "--data", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "Set MINT_API_KEY" in refused.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def start(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A server with the real engine, and its address."""
+    process = subprocess.Popen(
+        [*MINT, "serve", "--port", "0", "--data", str(tmp_path), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"MINT_API_KEY": "tml-one, tml-two", "OMP_NUM_THREADS": "1"},
+    )
+    line = process.stdout.readline().decode()
+    assert "http://" in line, f"{line!r}, exit {process.poll()}"
+    return process, next(word for word in line.split() if word.startswith("http://"))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(c) for file in Path(f"/proc/{pid}/task").glob("*/children") for c in file.read_text().split()]
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    deadline = time.time() + 10
+    while time.time() < deadline and (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]):
+        time.sleep(0.05)
+    return [] if time.time() < deadline else left
+
+
+def test_a_local_server_ends_with_its_engine_when_the_parent_lets_go(tmp_path: Path) -> None:
+    process, url = start(tmp_path, "--local")
+    engine = children_of(process.pid)
+    assert httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "tml-two"}).status_code == 200
+    assert httpx.get(f"{url}/api/v1/get_server_capabilities").status_code == 401
+    process.stdin.close()
+    assert process.wait(15) == 0
+    assert engine
+    assert wait_until_gone(engine) == []
+
+
+def test_a_server_without_its_engine_ends_and_says_so(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, "--local")
+    [engine] = children_of(process.pid)
+    os.kill(engine, signal.SIGKILL)
+    assert process.wait(15) == 1
+
+
+def test_a_signal_ends_the_server_and_its_engine(tmp_path: Path) -> None:
+    process, url = start(tmp_path, "--model", "mint/tiny")
+    engine = children_of(process.pid)
+    told = httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "tml-one"}).json()
+    assert told["supported_models"][0]["max_context_length"] == 1024, "a named model is loaded before it is ready"
+    process.terminate()
+    assert process.wait(15) == 0
+    assert wait_until_gone(engine) == []
+
+
+def test_a_model_that_does_not_exist_ends_the_start_with_a_message(tmp_path: Path) -> None:
+    failed = subprocess.run(
+        [*MINT, "serve", "--port", "0", "--data", str(tmp_path), "--model", str(tmp_path / "nowhere")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert failed.returncode == 1
+    assert "nowhere" in failed.stderr
+    assert "Traceback" not in failed.stderr

@@ -1,0 +1,66 @@
+"""What MinT's own toolkit adds to the tinker SDK, and the raw HTTP its examples use."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+from common import MODEL, PATIENCE, SUMS, furthest, logprobs_of, refusal, report, scenario, sdk, train, types
+
+ADDRESS, KEY = os.environ["MINT_BASE_URL"], os.environ["MINT_API_KEY"]
+
+
+@scenario
+def uploaded_checkpoint() -> Any:
+    """An archive comes down, goes up again as a form, and is trained on from there."""
+    service = sdk.ServiceClient()
+    client = service.create_lora_training_client(MODEL, rank=4, seed=7)
+    train(client)
+    path = client.save_state("down").result(PATIENCE).path
+    link = service.create_rest_client().get_checkpoint_archive_url_from_tinker_path(path).result(PATIENCE)
+    with urllib.request.urlopen(link.url, timeout=PATIENCE) as answer:
+        packed = answer.read()
+    uploaded = upload(packed)
+    fresh = service.create_lora_training_client(MODEL, rank=4)
+    fresh.load_state_with_optimizer(uploaded.get("path") or uploaded["checkpoint_id"]).result(PATIENCE)
+    here = logprobs_of(client)
+    left = furthest(here, logprobs_of(fresh))
+    train(client)
+    train(fresh)
+    return {"left": left, "after_a_step": furthest(logprobs_of(client), logprobs_of(fresh)), "answer": uploaded}
+
+
+def upload(packed: bytes) -> dict[str, str]:
+    border = "----compat"
+    head = f'--{border}\r\nContent-Disposition: form-data; name="file"; filename="c.tar.gz"\r\n'
+    body = f"{head}Content-Type: application/gzip\r\n\r\n".encode() + packed + f"\r\n--{border}--\r\n".encode()
+    headers = {"X-API-Key": KEY, "Content-Type": f"multipart/form-data; boundary={border}"}
+    request = urllib.request.Request(f"{ADDRESS}/api/v1/checkpoints/upload", body, headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+@scenario
+def not_yet() -> Any:
+    service = sdk.ServiceClient()
+    client = service.create_lora_training_client(MODEL, rank=4)
+    path = client.save_weights_for_sampler("one").result(PATIENCE).path
+    text = types.ModelInput.from_ints([65, 66])
+    one = sdk.mint.ReverseKLDatum(
+        student_input=text,
+        reference_input=text,
+        target_tokens=types.TensorData(data=[66, 67], dtype="int64", shape=[2]),
+        weights=types.TensorData(data=[1.0, 1.0], dtype="float32", shape=[2]),
+    )
+    attempts = {
+        "reverse_kl": lambda: sdk.mint.forward_backward_reverse_kl(client, reference_model_path=path, data=[one]),
+        "interpolate": lambda: sdk.mint.interpolate_checkpoints(
+            service, source_paths=[path, path], coefficients=[0.5, 0.5]
+        ),
+    }
+    return {"refusals": {name: refusal(call) for name, call in attempts.items()}, "loss": train(client, SUMS)}
+
+
+report()

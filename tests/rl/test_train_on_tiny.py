@@ -1,0 +1,81 @@
+"""The loop on a real server and a real, if tiny, language model: it learns, and survives being killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mint.rl.rundir import RunDir
+from mint.rl.train import Config, train
+from tests.rl.conftest import ROOT
+
+KILLED = """
+import os, signal, sys
+import mint.rl.rundir
+from tests.rl.test_train_on_tiny import small_config
+from mint.rl.train import train
+
+write = mint.rl.rundir.RunDir.append_metrics
+def write_or_die(self, step, metrics):
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, step, metrics)
+mint.rl.rundir.RunDir.append_metrics = write_or_die
+train(small_config(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def addition_config(address: str, log_path: str | Path, **fields: object) -> Config:
+    sys.path.insert(0, str(ROOT / "recipes"))
+    try:
+        from math_rl import DEFAULT, AdditionDatasetBuilder
+    finally:
+        sys.path.remove(str(ROOT / "recipes"))
+    sizes = {name: fields.pop(name) for name in ("groups_per_batch", "group_size", "num_batches", "tests")}
+    builder = AdditionDatasetBuilder(**sizes)
+    return replace(DEFAULT, base_url=address, log_path=str(log_path), dataset_builder=builder, loggers=(), **fields)
+
+
+def small_config(address: str, log_path: str | Path, lag: int) -> Config:
+    return addition_config(
+        address, log_path, groups_per_batch=4, group_size=4, num_batches=5, tests=6, max_lag=lag, save_every=2,
+        eval_every=3, kl_penalty_coef=0.05,
+    )  # fmt: skip
+
+
+def without_times(run: RunDir) -> list[dict]:
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in run.metrics()]
+
+
+def test_reward_rises_on_problems_never_trained_on(tiny_server, tmp_path):
+    config = addition_config(
+        tiny_server, tmp_path, groups_per_batch=8, group_size=8, num_batches=8, tests=48, eval_every=8,
+        learning_rate=2e-3, kl_penalty_coef=0.01,
+    )  # fmt: skip
+    lines = train(config).metrics()
+    tested = [line["test/env/all/reward/total"] for line in lines if "test/env/all/reward/total" in line]
+    assert len(tested) == 2 and tested[1] > tested[0] + 0.1
+    assert np.mean([line["env/all/reward/total"] for line in lines[6:8]]) > lines[0]["env/all/reward/total"] + 0.1
+    assert lines[0]["kl_policy_base"] == pytest.approx(0, abs=1e-5) and lines[7]["kl_policy_base"] > 0.005
+    assert max(line["optim/kl_sample_train_max"] for line in lines[:8]) < 1e-3
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_killed_run_resumed_equals_one_never_killed_to_the_last_bit(tiny_server, tmp_path, lag):
+    command = [sys.executable, "-c", KILLED, tiny_server, str(tmp_path / "killed"), str(lag)]
+    killed = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    stopped_at = RunDir(tmp_path / "killed").last_checkpoint()
+    assert stopped_at is not None and stopped_at.batch == 2
+    resumed = train(small_config(tiny_server, tmp_path / "killed", lag))
+    unbroken = train(small_config(tiny_server, tmp_path / "unbroken", lag))
+    assert without_times(resumed) == without_times(unbroken)
+    for step in range(5):
+        assert resumed.rollouts_file(step).read_text() == unbroken.rollouts_file(step).read_text()

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test lint clean
+.PHONY: help install quickstart test lint bubblewrap clean
 
 help:
 	@echo "make quickstart   watch a language model learn by reinforcement, here and now (about 3 minutes)"
@@ -25,7 +25,12 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# The code sandbox is tested with its real jail, which is a system package.
+bubblewrap:
+	@command -v bwrap > /dev/null || (apt-get update -qq && apt-get install --yes -qq bubblewrap) \
+		|| { echo "make test needs bubblewrap (the bwrap command) for the code sandbox; install it with your package manager."; exit 1; }
+
+test: lint bubblewrap
 	$(BIN)/pytest
 
 clean:

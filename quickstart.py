@@ -37,7 +37,7 @@ class Settings:
     base_model: str = "mint/tiny"
     lora_rank: int = 16
     seed: int = 0
-    sft_steps: int = 5
+    sft_steps: int = 10
     sft_lr: float = 1e-4
     sft_batch: int = 32
     rl_steps: int = 25

@@ -53,6 +53,8 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
+        if isinstance(tokens, str):
+            raise BadRequest(f"from_ints takes token ids, got the text {tokens[:40]!r}; use tokenizer.encode(text).")
         return cls([EncodedTextChunk([int(t) for t in tokens])])
 
     @classmethod
@@ -273,9 +275,9 @@ class AdamParams:
             object.__setattr__(self, "beta2", float(betas[1]))
         for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm", "beta1", "beta2"):
             value, below = getattr(self, name), 1 if name.startswith("beta") else math.inf
-            if not 0 <= value < below:
+            if not isinstance(value, (int, float)) or not 0 <= value < below:
                 limit = " and below 1" if below == 1 else ""
-                raise BadRequest(f"AdamParams.{name} is {value}; it must be a finite number, at least 0{limit}.")
+                raise BadRequest(f"AdamParams.{name} is {value!r}; it must be a finite number, at least 0{limit}.")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from mint.types import (
     EncodedTextChunk,
     ForwardBackwardOutput,
     ModelInput,
+    OptimStepResponse,
     PromptAltTokens,
     SampledSequence,
     SampleRequest,
@@ -83,7 +84,8 @@ def sequence_of(body: bytes, protobuf: bool) -> tuple[str, int] | None:
 
 
 def to_json(value: Any) -> Any:
-    """Any of `mint.types` as JSON-ready values; fields that are None are left out, times are ISO 8601."""
+    """Any of `mint.types` as JSON-ready values; fields that are None are left out, times are ISO 8601. A metric that is
+    no finite number is text ("nan"): clients insist on numbers, and read these as such."""
     match value:
         case ModelInput():
             return {"chunks": [{"type": "encoded_text", "tokens": list(map(int, c.tokens))} for c in value.chunks]}
@@ -91,6 +93,9 @@ def to_json(value: Any) -> Any:
             return {"data": value.data, "dtype": value.dtype, "shape": value.shape}
         case datetime():
             return value.isoformat()
+        case ForwardBackwardOutput() | OptimStepResponse():
+            plain = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "metrics"}
+            return plain | {"metrics": {k: v if math.isfinite(v) else str(v) for k, v in value.metrics.items()}}
         case Mapping():
             return {key: to_json(item) for key, item in value.items()}
         case list() | tuple():
@@ -116,9 +121,17 @@ def from_json(cls: type[T], value: Any) -> T:
 
 def read_json(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        value = json.loads(body)
+        if b"\\u" in body:
+            check_text(value)
+        return value
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
+
+
+def check_text(value: Any) -> None:
+    """JSON can spell half a character (\\ud800), which nothing can store or send on."""
+    json.dumps(value, ensure_ascii=False).encode()
 
 
 def fields_of(value: Any, what: str, known: Sequence[str], required: Sequence[str] = ()) -> dict[str, Any]:
@@ -133,12 +146,15 @@ def fields_of(value: Any, what: str, known: Sequence[str], required: Sequence[st
     return present
 
 
-def _integer(given: Mapping[str, Any], name: str, default: int | None = None) -> Any:
-    """The integer called `name`, or the default where it was left out; true, 1.5 and "1" are not integers."""
+def _typed(given: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """The field called `name`, or the default where it was left out; of exactly this type, for true is no integer."""
     value = given.get(name, default)
-    if value is not None and type(value) is not int:
-        raise BadRequest(f"{name} is {value!r}; it must be an integer.")
+    if value is not None and type(value) is not kind:
+        raise BadRequest(f"{name} is {value!r:.100}; it must be {_KINDS[kind]}.")
     return value
+
+
+_KINDS = {int: "an integer", str: "text", bool: "true or false"}
 
 
 def model_input_from_json(value: Any) -> ModelInput:
@@ -188,10 +204,10 @@ def forward_backward_from_json(value: Any, input_field: str) -> ForwardBackwardC
     if not isinstance(given.get("loss_fn_config", {}), dict):
         raise BadRequest(f"{input_field}.loss_fn_config must be an object of options.")
     return ForwardBackwardCall(
-        model_id=str(body["model_id"]),
-        seq_id=_integer(body, "seq_id"),
+        model_id=_typed(body, "model_id", str),
+        seq_id=_typed(body, "seq_id", int),
         data=[datum_from_json(d) for d in given["data"]],
-        loss_fn=str(given["loss_fn"]),
+        loss_fn=_typed(given, "loss_fn", str),
         loss_fn_config=dict(given.get("loss_fn_config", {})),
         forward_only=input_field == "forward_input",
     )
@@ -209,7 +225,7 @@ def _construct(cls: type[T], value: Any, what: str, extra: Sequence[str] = ()) -
 def sampling_params_from_json(value: Any) -> SamplingParams:
     if isinstance(value, dict):
         for name in ("max_tokens", "seed", "top_k"):
-            _integer(value, name)
+            _typed(value, name, int)
     return _construct(SamplingParams, value, "sampling_params", ["stop_token_ids"])
 
 
@@ -243,16 +259,16 @@ def sample_call_from_json(value: Any) -> SampleCall:
     request = SampleRequest(
         prompt=model_input_from_json(given["prompt"]),
         sampling_params=sampling_params_from_json(given.get("sampling_params", {})),
-        num_samples=_integer(given, "num_samples", 1),
-        prompt_logprobs=given.get("prompt_logprobs", False) is True,
-        topk_prompt_logprobs=_integer(given, "topk_prompt_logprobs", 0),
-        topk_sample_logprobs=_integer(given, "topk_sample_logprobs", 0),
+        num_samples=_typed(given, "num_samples", int, 1),
+        prompt_logprobs=_typed(given, "prompt_logprobs", bool, False),
+        topk_prompt_logprobs=_typed(given, "topk_prompt_logprobs", int, 0),
+        topk_sample_logprobs=_typed(given, "topk_sample_logprobs", int, 0),
         target_prompt_logprobs=None if targets is None else tensor_from_json(targets),
-        prompt_alt_tokens_k=_integer(given, "prompt_alt_tokens_k", 0),
-        prompt_logprobs_last_n=_integer(given, "prompt_logprobs_last_n"),
+        prompt_alt_tokens_k=_typed(given, "prompt_alt_tokens_k", int, 0),
+        prompt_logprobs_last_n=_typed(given, "prompt_logprobs_last_n", int),
     )
-    session, base_model, path = (given.get(name) for name in ("sampling_session_id", "base_model", "model_path"))
-    return SampleCall(request, session, _integer(given, "seq_id"), base_model, path)
+    session, base_model, path = (_typed(given, n, str) for n in ("sampling_session_id", "base_model", "model_path"))
+    return SampleCall(request, session, _typed(given, "seq_id", int), base_model, path)
 
 
 def sample_response_from_json(value: Mapping[str, Any]) -> SampleResponse:
@@ -282,7 +298,7 @@ def sample_response_from_json(value: Mapping[str, Any]) -> SampleResponse:
 def forward_backward_output_from_json(value: Mapping[str, Any]) -> ForwardBackwardOutput:
     return ForwardBackwardOutput(
         loss_fn_outputs=[{k: tensor_from_json(t) for k, t in output.items()} for output in value["loss_fn_outputs"]],
-        metrics=dict(value["metrics"]),
+        metrics={name: float(metric) for name, metric in value["metrics"].items()},
         loss_fn_output_type=value["loss_fn_output_type"],
     )
 

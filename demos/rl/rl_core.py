@@ -13,9 +13,13 @@ moves no weights. What is not here, on purpose: KL, schedules, evaluation, resum
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future
+import random
+from abc import abstractmethod
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,8 +40,13 @@ class RLConfig:
     """Answers per prompt; with one answer every advantage is zero."""
     lr: float = 1e-4
     max_tokens: int = 16
+    """Of one turn."""
     temperature: float = 1.0
+    max_turns: int = 4
+    """Turns of the model in an episode, where the adapter has a `next_turn`."""
     loss_fn: str = "importance_sampling"
+    seed: int = 0
+    """Of the adapter's weights, of `random` (which tasks draw from) and of sampling: the same seed repeats the run."""
 
     def __post_init__(self) -> None:
         if self.group < 2:
@@ -58,17 +67,17 @@ class RLConfig:
 class RLAdapter(Protocol):
     """One task. Subclass it, or write any class with the first three methods."""
 
+    @abstractmethod
     def build_dataset(self) -> list[Any]:
         """The task items of one step; the first `batch` are used."""
-        ...
 
+    @abstractmethod
     def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
         """The prompt of an item, as token ids."""
-        ...
 
-    def compute_reward(self, response: str, sample: Any) -> float:
-        """Scores one response; for an episode of several turns, all that the model wrote in it."""
-        ...
+    @abstractmethod
+    def compute_reward(self, response: str, sample: Any) -> float | Awaitable[float]:
+        """Scores one response; for an episode of several turns, all that the model wrote in it. May be `async`."""
 
     def next_turn(self, response: str, sample: Any) -> str | None:
         """What the environment answers to the model's turn, as the text to append; None ends the episode."""
@@ -113,11 +122,12 @@ class Episode:
 
 
 def play_turn(adapter: RLAdapter, episode: Episode, sequence: types.SampledSequence, tokenizer: Any) -> None:
-    """Adds the model's turn and the environment's answer to it."""
-    text = tokenizer.decode(sequence.tokens, skip_special_tokens=False)
+    """Adds the model's turn and the environment's answer to it; a turn cut off by `max_tokens` gets none."""
+    ended = sequence.tokens[-1:] == [tokenizer.eos_token_id]  # a token to learn, but no part of the text
+    text = tokenizer.decode(sequence.tokens[:-1] if ended else sequence.tokens)
     episode.extend(sequence.tokens, sequence.logprobs)
     episode.response += text
-    reply = adapter.next_turn(text, episode.sample) if hasattr(adapter, "next_turn") else None
+    reply = adapter.next_turn(text, episode.sample) if ended and hasattr(adapter, "next_turn") else None
     episode.done = reply is None
     if reply is not None:
         episode.extend(tokenizer.encode(reply, add_special_tokens=False), None)
@@ -127,32 +137,48 @@ def rollout(
     adapter: RLAdapter, samples: Sequence[Any], sampler: mint.SamplingClient, tokenizer: Any, cfg: RLConfig
 ) -> list[list[Episode]]:
     """A group of episodes for every sample; the prompt of a group is sent once, and all groups run at the same time."""
-    params = types.SamplingParams(
-        max_tokens=cfg.max_tokens, temperature=cfg.temperature, stop_token_ids=[tokenizer.eos_token_id]
-    )
 
     def ask(tokens: list[int], count: int) -> Future[types.SampleResponse]:
+        params = types.SamplingParams(
+            max_tokens=cfg.max_tokens,
+            temperature=cfg.temperature,
+            stop_token_ids=[tokenizer.eos_token_id],
+            seed=random.getrandbits(31),
+        )
         return sampler.sample(types.ModelInput.from_ints(tokens=tokens), count, params)
 
     prompts = [list(adapter.make_prompt(sample, tokenizer)) for sample in samples]
     groups = [[Episode(sample, list(p)) for _ in range(cfg.group)] for sample, p in zip(samples, prompts, strict=True)]
-    for group, answer in zip(groups, [ask(prompt, cfg.group) for prompt in prompts], strict=True):
-        for episode, sequence in zip(group, answer.result().sequences, strict=True):
-            play_turn(adapter, episode, sequence, tokenizer)
-    while open_episodes := [episode for group in groups for episode in group if not episode.done]:
-        answers = [ask(episode.tokens, 1) for episode in open_episodes]
-        for episode, answer in zip(open_episodes, answers, strict=True):
-            play_turn(adapter, episode, answer.result().sequences[0], tokenizer)
+    batches = groups  # episodes with the same tokens so far: whole groups at first, then every open one by itself
+    for _ in range(cfg.max_turns):
+        answers = [ask(batch[0].tokens, len(batch)) for batch in batches]
+        for batch, answer in zip(batches, answers, strict=True):
+            for episode, sequence in zip(batch, answer.result().sequences, strict=True):
+                play_turn(adapter, episode, sequence, tokenizer)
+        batches = [[episode] for group in groups for episode in group if not episode.done]
     return groups
+
+
+def score(adapter: RLAdapter, groups: list[list[Episode]]) -> list[list[float]]:
+    """The reward of every episode; `async` ones (a judge, a sandbox) are worked out at the same time within a group."""
+    rewards = [[adapter.compute_reward(episode.response, episode.sample) for episode in group] for group in groups]
+
+    async def settle(reward: float | Awaitable[float]) -> float:
+        return float(await reward if inspect.isawaitable(reward) else reward)
+
+    async def settle_all() -> list[list[float]]:
+        return [await asyncio.gather(*map(settle, group)) for group in rewards]
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop of our own: in a notebook this thread has one running
+        return thread.submit(asyncio.run, settle_all()).result()
 
 
 def group_datums(group: list[Episode], rewards: list[float]) -> list[types.Datum]:
     """The training data of one group; none if every reward is the same. An empty answer counts in the mean only."""
-    mean = sum(rewards) / len(rewards)
-    advantages = [reward - mean for reward in rewards]
-    if all(advantage == 0 for advantage in advantages):
+    if min(rewards) == max(rewards):
         return []
-    return [episode.datum(a) for episode, a in zip(group, advantages, strict=True) if any(episode.weights)]
+    mean = sum(rewards) / len(rewards)
+    return [e.datum(reward - mean) for e, reward in zip(group, rewards, strict=True) if any(e.weights)]
 
 
 def run_grpo(adapter: RLAdapter, cfg: RLConfig | None = None) -> str:
@@ -161,14 +187,16 @@ def run_grpo(adapter: RLAdapter, cfg: RLConfig | None = None) -> str:
     missing = [n for n in ("build_dataset", "make_prompt", "compute_reward") if not callable(getattr(adapter, n, None))]
     if missing:
         raise TypeError(f"{type(adapter).__name__} lacks {', '.join(missing)}; see RLAdapter.")
-    trainer = mint.ServiceClient().create_lora_training_client(base_model=cfg.model, rank=cfg.rank)
+    random.seed(cfg.seed)
+    service = mint.ServiceClient()
+    trainer = service.create_lora_training_client(base_model=cfg.model, rank=cfg.rank, seed=cfg.seed)
     tokenizer = trainer.get_tokenizer()
     print(f"Model: {cfg.model}, Vocab: {tokenizer.vocab_size:,}, {cfg}", flush=True)
 
     for step in range(1, cfg.steps + 1):
         sampler = trainer.save_weights_and_get_sampling_client()
         groups = rollout(adapter, adapter.build_dataset()[: cfg.batch], sampler, tokenizer, cfg)
-        rewards = [[float(adapter.compute_reward(e.response, e.sample)) for e in group] for group in groups]
+        rewards = score(adapter, groups)
         datums = [d for group, r in zip(groups, rewards, strict=True) for d in group_datums(group, r)]
         if datums:
             trainer.forward_backward(datums, loss_fn=cfg.loss_fn)

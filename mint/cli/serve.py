@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mint.backend import Backend
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep an idle connection, so that none is closed under a request."""
 GRACE_SECONDS = 1
 """How long requests under way may take to end; polls are held for longer, and clients come back anyway."""
 
@@ -85,9 +87,11 @@ def run(config: ServerConfig, child: bool = False) -> None:
         config.port,
         access_log=False,
         log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Serving(settings)
+    _allow_many_connections()
     try:
         _load(engine, config.models)
         if child:
@@ -108,6 +112,14 @@ def _load(engine: Backend, models: Sequence[str]) -> None:
         except MintError as error:
             typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _allow_many_connections() -> None:
+    """A busy client opens hundreds; the usual limit of files is 1024."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _end_with_parent(server: uvicorn.Server) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ def _load(source: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise NotFound(
             f"no tokenizer for {source!r} could be loaded on this machine ({str(error).splitlines()[0]}). Download the "
             "model once, or name it by a local folder that both this script and the server can read."
         ) from error
+    # Token ids from `apply_chat_template`, as all that was written before transformers 5 expects; from 5 on the default
+    # is a dict, whose keys are what `list(...)` would make of it. `return_dict=True` still asks for one.
+    tokenizer.apply_chat_template = partial(type(tokenizer).apply_chat_template, tokenizer, return_dict=False)
+    return tokenizer

@@ -14,9 +14,10 @@ weights that count.
 Guaranteed, for a kill at any point, synchronous or not, given a dataset whose batches are a function of their index:
 - every step trains on the same problems with the same seeds, by policies of the same versions: the multiset of groups
   is that of the uninterrupted run (with dynamic sampling, if rollouts repeat, as below);
-- if the service repeats itself (same weights, prompt and seed give the same tokens and log-probs; same datums the same
-  gradients; both hold for this server on CPU) and environments do, then rollouts, metrics and weights are equal to the
-  last bit, times aside. Pending groups are restored rather than sampled again, so they are the same on any service.
+- if the service repeats itself (same weights, prompt and seed give the same tokens and log-probs, whatever else it is
+  doing; the same datums the same gradients) and the environments do, then rollouts, metrics and weights are equal to
+  the last bit, times aside. Where log-probs depend on what shares a batch, they are equal but for that rounding.
+  Pending groups are restored rather than sampled again, so they are the same on any service.
 
 A changed configuration is refused, apart from fields that do not touch training. Raising `max_steps` continues a
 finished run; schedules then follow the new length.

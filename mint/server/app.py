@@ -50,6 +50,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     status, text = _status_and_text(error)
+    text = text.encode(errors="replace").decode()  # it may quote what the client sent
     if isinstance(error, RequestValidationError):
         _spend_number(request, error.body)
     if request.url.path.startswith("/v1/"):

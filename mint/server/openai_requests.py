@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mint.errors import BadRequest
+from mint.server.requests import ValidText
 from mint.types import SamplingParams
 
 
@@ -32,9 +33,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool, _only(False)] = False
 
 
-class CommonBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
+class CommonBody(ValidText):
     model: str
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None

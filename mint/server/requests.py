@@ -7,14 +7,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mint.errors import BadRequest
 from mint.types import LoraConfig
+from mint.wire import check_text
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), strict=True)
+class ValidText(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_valid(cls, value: Any) -> Any:
+        check_text(value)
+        return value
+
+
+class Body(ValidText):
+    model_config = ConfigDict(strict=True)
 
     type: str | None = None
     """What kind of request this is, which the address says already."""

@@ -75,14 +75,17 @@ class Samplers:
         """The sampling session of this number, made if need be; refused if its model is soon known not to exist."""
         sampler_id = f"{session.id}:sample:{number}"
         user = User(session.row.owner)
-        if self._store.get(SamplerRow, sampler_id) is not None:
-            return self.find(sampler_id, user)
         policy, path = self.policy(base_model, model_path, user)
         loading = self._start_loading(policy)
         await asyncio.wait([loading], timeout=self._limits.load_wait_seconds)
         if loading.done():
             loading.result()
-        return self._add(session, sampler_id, policy, path)
+        if self._store.get(SamplerRow, sampler_id) is None:
+            return self._add(session, sampler_id, policy, path)
+        known = self.find(sampler_id, user)
+        if known.policy is not policy:
+            raise BadRequest(f"sampling_session_seq_id {number} of session {session.id} was already used for another.")
+        return known
 
     def new_id(self, session: Session, number: int) -> str:
         sampler_id = f"{session.id}:sample:{number}"

@@ -18,6 +18,7 @@ from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
 from mint.server.models import Model, Step
 from mint.server.state import Server
+from mint.types import OptimStepResponse
 
 
 def forward_backward(server: Server, model: Model, call: wire.ForwardBackwardCall) -> Step:
@@ -35,7 +36,7 @@ def optim_step(server: Server, model: Model, adam: Mapping[str, Any] | None, oth
     params = wire.adam_params_from_json(adam)
     return Step(
         lambda: server.backend.optim_step(model.id, params),
-        lambda metrics: json_answer({"metrics": metrics, "type": "optim_step"}),
+        lambda metrics: json_answer(OptimStepResponse(metrics)),
     )
 
 

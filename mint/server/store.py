@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import JSON, ForeignKey, UniqueConstraint, create_engine, event, func, inspect, select
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
 
@@ -99,7 +100,10 @@ class Store:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._engine = create_engine(f"sqlite:///{file}")
         event.listen(self._engine, "connect", _set_pragmas)
-        Row.metadata.create_all(self._engine)
+        try:
+            Row.metadata.create_all(self._engine)
+        except OperationalError:  # another server on the same data made a table between our look and our try
+            Row.metadata.create_all(self._engine)
         self._session = sessionmaker(self._engine, expire_on_commit=False)
 
     def close(self) -> None:
@@ -147,6 +151,6 @@ class Store:
 
 def _set_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
+    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

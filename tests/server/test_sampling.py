@@ -1,6 +1,7 @@
 """Sampling over the wire: sessions that pin weights, retries, completions, cancellation."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,19 @@ def test_a_named_checkpoint_is_sampled_by_its_path_under_either_scheme(live: Liv
 def test_the_same_session_number_is_the_same_sampling_session(live: Live) -> None:
     session = live.session()
     assert live.sampler(session, 0) == live.sampler(session, 0) != live.sampler(session, 1)
+    path = live.save(live.model(session), 1, "one", "save_weights_for_sampler")
+    body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+    assert "already used" in live.refused("/create_sampling_session", body)
+
+
+def test_a_sampling_session_asked_for_twice_at_once_is_made_once(live: Live) -> None:
+    session = live.session()
+    live.backend.hold()
+    with ThreadPoolExecutor(2) as pool:
+        twice = [pool.submit(live.sampler, session, 0) for _ in range(2)]
+        time.sleep(0.3)
+        live.backend.let_go()
+        assert twice[0].result() == twice[1].result()
 
 
 def test_sampling_what_does_not_exist_is_refused_when_the_session_is_made(live: Live) -> None:

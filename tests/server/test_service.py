@@ -7,6 +7,8 @@ import socket
 import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,8 @@ import zstandard
 
 from mint import wire
 from mint.checks import LOSS_FNS
+from mint.server.auth import Signer
+from mint.server.store import Store
 from tests.server.live import Live, datum_json, sample_body, train_body
 
 Serve = Callable[..., Live]
@@ -313,3 +317,12 @@ def test_with_another_key_the_house_still_owns_its_things(serve: Serve) -> None:
     first.config = type(first.config)(port=0, data=first.config.data, api_keys=("tml-new",))
     first.restart()
     assert first.get("/checkpoints")["checkpoints"][0]["tinker_path"] == path
+
+
+def test_servers_that_start_at_once_share_one_new_data_folder(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: (Store(tmp_path / "mint.db"), Signer(tmp_path)), range(8)))
+    signed = made[0][1].sign({"a": 1}, 60)
+    assert all(signer.read(signed)["a"] == 1 for _, signer in made)
+    for store, _ in made:
+        store.close()

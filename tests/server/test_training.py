@@ -1,5 +1,6 @@
 """Training over the wire: order, retries, gaps, both dialects."""
 
+import math
 import threading
 import time
 
@@ -154,6 +155,16 @@ def test_a_failure_is_told_once_fetched_and_the_model_goes_on(live: Live) -> Non
     assert answer.json()["category"] == "server", "errors are JSON, whatever the client accepts"
     live.backend.fail.clear()
     assert "metrics" in live.fetch(live.train(model, 4))
+
+
+def test_metrics_that_are_no_finite_numbers_are_told_as_text_clients_read_as_numbers(live: Live) -> None:
+    model = live.model()
+    live.backend.optim_step = lambda adapter, params: live.backend._do(
+        "step", lambda: {"norm": float("nan"), "lr": 1.0}
+    )
+    metrics = live.fetch(live.step(model, 1))["metrics"]
+    assert metrics == {"norm": "nan", "lr": 1.0}
+    assert math.isnan(float(metrics["norm"]))
 
 
 def test_an_unknown_base_model_names_those_there_are(live: Live, serve) -> None:

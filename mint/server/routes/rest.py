@@ -66,7 +66,7 @@ async def training_runs(
 
 @router.get("/training_runs/{run}")
 async def training_run(run: str, server: State, user: Caller, access_scope: Scope = "owned") -> Response:
-    row = server.models.run(run, user)
+    row = server.models.run(run, user, access_scope == "accessible")
     return answer(server.checkpoints.describe_run(row, server.models.last_request(row.id)))
 
 
@@ -182,6 +182,8 @@ async def external_weights_urls(
 async def download_file(token: str, server: State) -> Response:
     checkpoint, _, file = server.signer.target(token).partition("/")
     path = server.checkpoints.folder(_linked(server, checkpoint)) / file
+    if not path.is_file():
+        raise NotFound(f"{file} of this checkpoint is missing.")
     return FileResponse(path, filename=quote(path.name))
 
 

@@ -137,10 +137,10 @@ def archive() -> Any:
     path = client.save_weights_for_sampler("packed").result(PATIENCE).path
     link = rest_client(service).get_checkpoint_archive_url_from_tinker_path(path).result(PATIENCE)
     with urllib.request.urlopen(link.url, timeout=PATIENCE) as answer:
-        packed = tarfile.open(fileobj=io.BytesIO(answer.read()))
-    names = sorted(member.name.removeprefix("./") for member in packed.getmembers() if member.isfile())
-    config = next(member for member in packed.getmembers() if member.name.endswith("adapter_config.json"))
-    return {"names": names, "adapter": json.load(packed.extractfile(config))}
+        downloaded = io.BytesIO(answer.read())
+    with tarfile.open(fileobj=downloaded) as packed:
+        files = {member.name: packed.extractfile(member).read() for member in packed.getmembers() if member.isfile()}
+    return {"names": sorted(files), "adapter": json.loads(files["adapter_config.json"])}
 
 
 @scenario_of(since=28)

@@ -179,7 +179,7 @@ class Checkpoints:
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def delete(self, row: CheckpointRow) -> None:
-        self._store.delete(row)
+        self._store.replace([row])
         shutil.rmtree(self.folder(row), ignore_errors=True)
 
     def sweep(self) -> None:

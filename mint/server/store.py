@@ -113,13 +113,15 @@ class Store:
         with self._session.begin() as session:
             session.add_all(rows)
 
-    def replace(self, old: Sequence[Row], new: Row) -> None:
-        """Both or neither."""
+    def replace(self, old: Sequence[Row], new: Row | None = None) -> None:
+        """Deletes and adds, both or neither; rows that another server deleted first are no matter."""
         with self._session.begin() as session:
             for row in old:
-                session.delete(session.merge(row))
+                if (stored := session.get(type(row), inspect(row).identity)) is not None:
+                    session.delete(stored)
             session.flush()
-            session.add(new)
+            if new is not None:
+                session.add(new)
 
     def get(self, kind: type[R], key: str | int) -> R | None:
         with self._session() as session:
@@ -133,10 +135,6 @@ class Store:
                 setattr(stored, name, value)
         for name, value in values.items():
             setattr(row, name, value)
-
-    def delete(self, row: Row) -> None:
-        with self._session.begin() as session:
-            session.delete(session.merge(row))
 
     def all(self, query: Select[R]) -> Sequence[R]:
         with self._session() as session:

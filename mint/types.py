@@ -276,7 +276,7 @@ class AdamParams:
             object.__setattr__(self, "beta2", float(betas[1]))
         for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm", "beta1", "beta2"):
             value, below = getattr(self, name), 1 if name.startswith("beta") else math.inf
-            if not isinstance(value, Real) or not 0 <= value < below:
+            if not isinstance(value, Real) or not 0 <= float(value) < below:
                 limit = " and below 1" if below == 1 else ""
                 raise BadRequest(f"AdamParams.{name} is {value!r}; it must be a finite number, at least 0{limit}.")
             object.__setattr__(self, name, float(value))  # numpy's numbers are welcome, but do not become JSON

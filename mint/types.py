@@ -183,7 +183,7 @@ def _densify(
     if crow is None or col is None or shape is None or len(shape) != 2:
         raise BadRequest("a sparse tensor needs sparse_crow_indices, sparse_col_indices and a shape of two numbers.")
     rows, columns = shape
-    if not (0 <= rows and 0 <= columns and rows * columns <= _MAX_CELLS):
+    if min(rows, columns) < 0 or rows * columns > _MAX_CELLS:
         raise BadRequest(f"a sparse tensor has the shape {list(shape)}; made dense it may have {_MAX_CELLS} cells.")
     crow_indices, col_indices = np.asarray(crow, dtype=np.int64), np.asarray(col, dtype=np.int64)
     counts = np.diff(crow_indices)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from mint.engine import steady
 from mint.errors import BadRequest
 
 # The name under which transformers finds `_attention`. No mask function is registered under it, and transformers
@@ -73,18 +74,21 @@ class PackedAttention:
     causality keeps every real token from seeing it, so no mask is needed; what padded slots compute is never read.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device | None = None, steadily: bool = False) -> None:
+        """`steadily`: what a sequence computes must not depend on its neighbours (see `steady`)."""
+        self._steadily = steadily
+        width = steady.key_slots if steadily else int
         self._shapes: list[tuple[int, int]]
         self._gather: Tensor | None = None  # slot of a bucket -> packed token; None: the packed row is the bucket
         self._return: Tensor | None = None  # packed token -> slot
         self._masks: dict[tuple[int, int], Tensor] = {}
-        if len(set(lengths)) == 1:
+        if len(set(lengths)) == 1 and width(lengths[0]) == lengths[0]:
             self._shapes = [(len(lengths), lengths[0])]
             return
         starts = [0, *accumulate(lengths)][:-1]
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         buckets = _buckets(order, lengths)
-        self._shapes = [(len(bucket), lengths[bucket[0]]) for bucket in buckets]
+        self._shapes = [(len(bucket), width(lengths[bucket[0]])) for bucket in buckets]
         gather, back = [], torch.empty(sum(lengths), dtype=torch.long)
         slots = 0
         for bucket, (_, longest) in zip(buckets, self._shapes, strict=True):
@@ -111,7 +115,10 @@ class PackedAttention:
     ) -> Tensor:
         length = shape[1]
         q_BHLD, k_BKLD, v_BKLD = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))
-        mask = self._mask(length, window, q.device) if window is not None and window < length else None
+        mask = None
+        if self._steadily or (window is not None and window < length):
+            # Told that it is causal, attention would choose the widths itself.
+            mask = self._mask(length, length if window is None else window, q.device)
         out_BHLD = F.scaled_dot_product_attention(
             q_BHLD, k_BKLD, v_BKLD, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mint.backend import AdapterFacts
+from mint.engine import steady
 from mint.types import LoraConfig
 
 # Constant for every rank, so that scale = ALPHA / rank keeps the best learning rate about the same across ranks.
@@ -115,7 +116,9 @@ def trains(config: LoraConfig, group: Group) -> bool:
 class CurrentRows:
     """The rows of the pass under way: one object a base model, which all its linears read."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_multiple: int = 1) -> None:
+        self.row_multiple = row_multiple
+        """What the rows of each run are rounded up to while they are computed (see `steady`)."""
         self.runs: list[tuple[Adapter | None, int]] = []
 
     def set(self, rows: Rows, tokens: int) -> None:
@@ -155,20 +158,17 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight, self.bias)
         runs = self._current.runs
-        pairs = [adapter.weights.get(self.path) if adapter is not None else None for adapter, _ in runs]
-        if not any(pairs):
+        if not any(adapter is not None and self.path in adapter.weights for adapter, _ in runs):
             return out
         x_rows, out_rows = x.reshape(-1, self.in_features), out.reshape(-1, self.out_features)
         if len(runs) == 1:
-            return _low_rank(out_rows, x_rows, runs[0][0], pairs[0]).view_as(out)
+            return self._add(out_rows, x_rows, runs[0][0]).view_as(out)
         sizes = [count for _, count in runs]
-        parts = zip(out_rows.split(sizes), x_rows.split(sizes), runs, pairs, strict=True)
-        pieces = [_low_rank(out_run, x_run, adapter, pair) for out_run, x_run, (adapter, _), pair in parts]
-        return torch.cat(pieces).view_as(out)
+        parts = zip(out_rows.split(sizes), x_rows.split(sizes), runs, strict=True)
+        return torch.cat([self._add(out_run, x_run, adapter) for out_run, x_run, (adapter, _) in parts]).view_as(out)
 
-
-def _low_rank(out_NO: Tensor, x_NI: Tensor, adapter: Adapter | None, pair: Pair | None) -> Tensor:
-    if adapter is None or pair is None:
-        return out_NO
-    down, up = (weight.to(x_NI.dtype) for weight in pair)
-    return torch.addmm(out_NO, x_NI @ down.T, up.T, alpha=adapter.scale)
+    def _add(self, out_NO: Tensor, x_NI: Tensor, adapter: Adapter | None) -> Tensor:
+        pair = adapter.weights.get(self.path) if adapter is not None else None
+        if adapter is None or pair is None:
+            return out_NO
+        return steady.low_rank(out_NO, x_NI, pair, adapter.scale, self._current.row_multiple)

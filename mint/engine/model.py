@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mint.backend import ModelFacts
+from mint.engine import steady
 from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
 from mint.engine.device import Device, choose_threads, pick_device
 from mint.engine.hub import find_folder
@@ -47,7 +48,8 @@ class BaseModel:
         self._module = module.to(device.torch_device).eval().requires_grad_(False)
         self._decoder = module.get_decoder()
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._current = CurrentRows()
+        self._row_multiple = steady.row_multiple(self.device, self.dtype)
+        self._current = CurrentRows(self._row_multiple)
         self.hidden_size: int = config.hidden_size
         self.intermediate_size: int = config.intermediate_size
         self._read_attention(config)
@@ -80,14 +82,20 @@ class BaseModel:
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
         """The final hidden states [T, H], after the last norm."""
+        count = len(tokens_T)
+        if extra := -count % self._row_multiple:
+            tokens_T, positions_T = (steady.pad_rows(x, self._row_multiple) for x in (tokens_T, positions_T))
+            rows, attend = [*rows, (rows[-1][0], extra)], _of_first(count, attend, self._row_multiple)
         self._current.set(rows, len(tokens_T))
         out = self._decoder(input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, attend=attend)
-        return out.last_hidden_state[0]
+        return out.last_hidden_state[0, :count]
 
     def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Logits [N, V] in float32, the unembedding's adapter and the family's softcap included."""
-        with self._current.instead(rows, len(hidden_NH)):
-            logits_NV = self.linears[UNEMBEDDING](hidden_NH).float()
+        count = len(hidden_NH)
+        padded_NH = steady.pad_rows(hidden_NH, self._row_multiple)
+        with self._current.instead([*rows, (rows[-1][0], len(padded_NH) - count)], len(padded_NH)):
+            logits_NV = self.linears[UNEMBEDDING](padded_NH)[:count].float()
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV
@@ -139,6 +147,17 @@ class BaseModel:
                 f"{type(self._module).__name__} computes its logits in a way this engine does not know "
                 f"(they differ by {float((ours - theirs).abs().max()):.3g}); it cannot be trained faithfully here."
             )
+
+
+def _of_first(count: int, attend: Attend, multiple: int) -> Attend:
+    """Attention for the first `count` of the padded tokens; the padding gets zeros."""
+
+    def attend_to_real(
+        layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        return steady.pad_rows(attend(layer, q_THD[:count], k_TKD[:count], v_TKD[:count], scale, window), multiple)
+
+    return attend_to_real
 
 
 def _has_tokenizer(folder: str) -> bool:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.compat.clients import NEWEST, OLDEST, TOOLKIT, Client
+from tests.compat.clients import NEWEST, OLDEST, TOOLKIT, Client, Kind
 
-newest_only = pytest.mark.parametrize("client", [NEWEST], ids=lambda kind: kind.name, indirect=True)
-older_only = pytest.mark.parametrize("client", [OLDEST, TOOLKIT], ids=lambda kind: kind.name, indirect=True)
-toolkit_only = pytest.mark.parametrize("client", [TOOLKIT], ids=lambda kind: kind.name, indirect=True)
+
+def only(*kinds: Kind) -> pytest.MarkDecorator:
+    """For what only these clients can ask."""
+    return pytest.mark.parametrize("client", kinds, ids=lambda kind: kind.name, indirect=True)
+
 
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors", "checkpoint_complete"}
 
@@ -66,7 +68,7 @@ def test_reinforcement_losses_have_their_published_values(client: Client) -> Non
     assert facts["losses"] == pytest.approx(expected, rel=1e-4)
 
 
-@newest_only
+@only(NEWEST)
 def test_gspo_is_plain_policy_gradient_on_fresh_samples(client: Client) -> None:
     """The loss name that clients know from 0.34 on."""
     assert client.facts("training", "sequence_loss")["loss"] == pytest.approx(-4.0, rel=1e-4)
@@ -198,7 +200,7 @@ def test_a_pickled_sampling_client_works_in_another_process(client: Client) -> N
     assert json.loads(facts["there"]) == facts["here"]
 
 
-@newest_only
+@only(NEWEST)
 def test_newer_sampling_options_are_honoured(client: Client) -> None:
     """Top-k of samples, log-probs of chosen tokens, alternatives, a scored suffix, no stop at all, sampler handles."""
     facts = client.facts("sampling", "newest_options")
@@ -260,7 +262,7 @@ def test_checkpoints_expire_are_published_and_deleted(client: Client) -> None:
     assert facts["still_trains"]
 
 
-@older_only
+@only(OLDEST, TOOLKIT)
 def test_a_checkpoint_archive_is_a_peft_adapter(client: Client) -> None:
     """The download link of clients up to 0.35."""
     facts = client.facts("checkpoints", "archive")
@@ -268,7 +270,7 @@ def test_a_checkpoint_archive_is_a_peft_adapter(client: Client) -> None:
     assert (facts["adapter"]["peft_type"], facts["adapter"]["r"]) == ("LORA", 4)
 
 
-@newest_only
+@only(NEWEST)
 def test_external_weights_are_a_peft_adapter(client: Client) -> None:
     """The download links of clients from 0.28 on."""
     facts = client.facts("checkpoints", "external_weights")
@@ -277,15 +279,16 @@ def test_external_weights_are_a_peft_adapter(client: Client) -> None:
     assert (facts["adapter"]["peft_type"], facts["adapter"]["r"]) == ("LORA", 4)
 
 
+@only(NEWEST, OLDEST)
 def test_the_tinker_command_lists_and_downloads(client: Client) -> None:
-    """`tinker run info`, `tinker checkpoint list` and `tinker checkpoint download`."""
+    """`tinker run info`, `tinker checkpoint list` and `tinker checkpoint download`; the command takes no sk- keys."""
     facts = client.facts("checkpoints", "command_line")
     assert facts["run"]["base_model"] == "mint/tiny"
     assert facts["listed"]
     assert set(facts["files"]) >= PEFT_FILES
 
 
-@toolkit_only
+@only(TOOLKIT)
 def test_an_uploaded_archive_can_be_trained_on(client: Client) -> None:
     """Down as an archive, up as a form, loaded with its optimizer."""
     facts = client.facts("toolkit", "uploaded_checkpoint")
@@ -346,7 +349,7 @@ def test_bad_samples_are_refused_in_words_and_a_good_one_follows(client: Client)
     assert facts["good"] == 1
 
 
-@newest_only
+@only(NEWEST)
 def test_what_the_server_does_not_have_is_refused_in_words(client: Client) -> None:
     """Images, stable_reinforce, dimuon, age encryption, projects, audit log: an error, never a hang."""
     facts = client.facts("mistakes", "unsupported")
@@ -363,7 +366,7 @@ def test_what_the_server_does_not_have_is_refused_in_words(client: Client) -> No
     assert facts["loss"] > 0
 
 
-@toolkit_only
+@only(TOOLKIT)
 def test_what_the_toolkit_adds_is_refused_in_words(client: Client) -> None:
     """forward_backward_reverse_kl and interpolate_checkpoints are not in the engine yet."""
     facts = client.facts("toolkit", "not_yet")

@@ -70,13 +70,13 @@ ARITHMETIC = (
 
 def test_sl_loop_trains_and_resumes_where_it_was_stopped(cookbook: Cookbook, tmp_path: Path) -> None:
     """Two steps; then, as if the process had died after the first, the second step once more and the same."""
-    steps, checkpoints = cookbook.run("sl_loop", tmp_path, *SL_LOOP)
+    steps, checkpoints = cookbook.run("sl_loop", tmp_path / "log", *SL_LOOP)
     assert [row["step"] for row in steps] == [0, 1]
     assert [row["name"] for row in checkpoints] == ["000001", "final"]
 
-    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(checkpoints[0]) + "\n")
-    (tmp_path / "metrics.jsonl").unlink()
-    (again,), _ = cookbook.run("sl_loop", tmp_path, *SL_LOOP)
+    (tmp_path / "log" / "checkpoints.jsonl").write_text(json.dumps(checkpoints[0]) + "\n")
+    (tmp_path / "log" / "metrics.jsonl").unlink()
+    (again,), _ = cookbook.run("sl_loop", tmp_path / "log", *SL_LOOP)
     assert again["step"] == 1
     assert again["train_mean_nll"] == pytest.approx(steps[1]["train_mean_nll"], rel=1e-6)
     assert again["optim/grad_norm"] == pytest.approx(steps[1]["optim/grad_norm"], rel=1e-4)
@@ -86,7 +86,7 @@ def test_rl_loop_samples_scores_and_trains(cookbook: Cookbook, tmp_path: Path) -
     """Groups of eight, graded by the recipe's own reward, importance sampling."""
     model = f"model_name={workspace.BOXED}"
     sizes = ("batch_size=4", "group_size=8", "max_tokens=96", "max_steps=2", "save_every=1")
-    steps, checkpoints = cookbook.run("rl_loop", tmp_path, model, *sizes)
+    steps, checkpoints = cookbook.run("rl_loop", tmp_path / "log", model, *sizes)
     assert [row["step"] for row in steps] == [0, 1]
     assert all(0 < row["reward/total"] < 1 and row["optim/grad_norm"] > 0 for row in steps)
     assert checkpoints[-1]["sampler_path"].startswith("tinker://")
@@ -94,7 +94,7 @@ def test_rl_loop_samples_scores_and_trains(cookbook: Cookbook, tmp_path: Path) -
 
 def test_math_rl_trains_on_arithmetic_with_log_probs_that_agree(cookbook: Cookbook, tmp_path: Path) -> None:
     """The cookbook's full training loop; its own measure of sampler against trainer is zero."""
-    steps, checkpoints = cookbook.run("math_rl.train", tmp_path, *ARITHMETIC, "compute_post_kl=True")
+    steps, checkpoints = cookbook.run("math_rl.train", tmp_path / "log", *ARITHMETIC, "compute_post_kl=True")
     assert [row["step"] for row in steps] == [0, 1]
     assert all(abs(row["optim/kl_sample_train_v1"]) < 1e-5 for row in steps)
     assert all(abs(row["optim/kl_sample_train_v2"]) < 1e-5 for row in steps)
@@ -104,6 +104,6 @@ def test_math_rl_trains_on_arithmetic_with_log_probs_that_agree(cookbook: Cookbo
 
 def test_math_rl_trains_off_policy(cookbook: Cookbook, tmp_path: Path) -> None:
     """Sampling and training at the same time, one step apart at most, with ppo."""
-    steps, _ = cookbook.run("math_rl.train", tmp_path, *ARITHMETIC, "max_steps_off_policy=1", "loss_fn=ppo")
+    steps, _ = cookbook.run("math_rl.train", tmp_path / "log", *ARITHMETIC, "max_steps_off_policy=1", "loss_fn=ppo")
     assert {row["step"] for row in steps} == {0, 1}
     assert any(row.get("optim/grad_norm", 0) > 0 for row in steps)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mint.engine import steady
 from mint.engine.attention import PackedAttention
 from mint.engine.model import BaseModel
 
@@ -22,6 +23,7 @@ class BlockStore:
 
     def __init__(self, model: BaseModel, block_size: int) -> None:
         self.block_size = block_size
+        self.row_multiple = steady.row_multiple(model.device, model.dtype)
         self._empty = torch.empty(
             0, block_size, model.num_kv_heads, model.head_dim, dtype=model.dtype, device=model.device
         )
@@ -39,6 +41,10 @@ class BlockStore:
                 if len(old) < blocks:
                     tensors[layer] = old.new_zeros(blocks, *old.shape[1:])
                     tensors[layer][: len(old)] = old
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks attention over this many tokens reads, those of its padding included."""
+        return -(-(tokens if self.row_multiple == 1 else steady.key_slots(tokens)) // self.block_size)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
@@ -105,7 +111,7 @@ class PagedAttention:
         self._slots_T = slots_T
         self._decodes = decodes
         self._fresh = fresh
-        self._packed = PackedAttention(fresh.lengths, slots_T.device) if fresh else None
+        self._packed = PackedAttention(fresh.lengths, slots_T.device, store.row_multiple > 1) if fresh else None
         self._spans = spans
         self._masks: dict[tuple[int, int | None], Tensor] = {}  # (span, or -1 for the decodes; window)
 
@@ -135,9 +141,11 @@ class PagedAttention:
         k_NKSD, v_NKSD = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (k, v))
         # The queries that share a key head stand where other tokens of the sequence would: all see the same.
         q_NKGD = q_NHD.unflatten(1, (k_NKSD.shape[1], -1))
+        group = q_NKGD.shape[2]
+        q_NKGD = steady.pad_rows(q_NKGD, self._store.row_multiple, dim=2)
         mask = self._decode_mask(decodes, window, q_NHD.dtype)
         out_NKGD = F.scaled_dot_product_attention(q_NKGD, k_NKSD, v_NKSD, attn_mask=mask, scale=scale)
-        return out_NKGD.flatten(1, 2)
+        return out_NKGD[:, :, :group].flatten(1, 2)
 
     def _decode_mask(self, decodes: Decodes, window: int | None, dtype: torch.dtype) -> Tensor:
         if (-1, window) not in self._masks:
@@ -152,18 +160,22 @@ class PagedAttention:
 
     def _continue(self, number: int, layer: int, q_LHD: Tensor, scale: float, window: int | None) -> Tensor:
         span = self._spans[number]
-        length = span.context + span.stop - span.start
         k_SKD, v_SKD = self._store.read(layer, span.blocks)
-        q, k, v = (x.transpose(0, 1)[None] for x in (q_LHD, k_SKD[:length], v_SKD[:length]))
+        q_RHD = steady.pad_rows(q_LHD, self._store.row_multiple)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_RHD, k_SKD, v_SKD))
         mask = self._span_mask(number, window, q.device)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-        return out[0].transpose(0, 1)
+        return out[0, :, : len(q_LHD)].transpose(0, 1)
 
     def _span_mask(self, number: int, window: int | None, device: torch.device) -> Tensor:
         if (number, window) not in self._masks:
             span = self._spans[number]
-            length = span.context + span.stop - span.start
-            distance = torch.arange(span.context, length, device=device)[:, None] - torch.arange(length, device=device)
+            count = span.stop - span.start
+            # The padding of the queries sees what tokens there would see: rows of a mask must not be empty.
+            rows = -(-count // self._store.row_multiple) * self._store.row_multiple
+            slots = len(span.blocks) * self._store.block_size
+            here = torch.arange(span.context, span.context + rows, device=device)
+            distance = here[:, None] - torch.arange(slots, device=device)
             seen = distance >= 0
             self._masks[number, window] = seen if window is None else seen & (distance < window)
         return self._masks[number, window]

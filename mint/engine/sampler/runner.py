@@ -94,12 +94,13 @@ class Runner:
                 lengths.append(work.count)
                 fresh_places.extend(range(start, stop))
             else:
-                count = -(-(sequence.computed + work.count) // self.store.block_size)
-                spans.append(Span(start, stop, sequence.computed, self._tensor(sequence.blocks[:count])))
+                count = self.store.blocks_for(sequence.computed + work.count)
+                blocks = sequence.blocks[:count] + [NULL_BLOCK] * (count - len(sequence.blocks))
+                spans.append(Span(start, stop, sequence.computed, self._tensor(blocks)))
             start = stop
         decodes = fresh = None
         if decoding:
-            table_NM, lengths_N = self._tables.update(decoding, self.store.block_size)
+            table_NM, lengths_N = self._tables.update(decoding, self.store)
             index_N = None if len(decode_places) == start else self._tensor(decode_places)
             decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N))
         if lengths:
@@ -157,14 +158,14 @@ class BlockTables:
         self._lasts: list[int] = []
         self._table_NM = np.zeros((0, 0), dtype=np.int64)
 
-    def update(self, sequences: list[Sequence], block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def update(self, sequences: list[Sequence], store: BlockStore) -> tuple[np.ndarray, np.ndarray]:
         """The tables, as wide as the longest, and how many tokens each sequence looks at."""
         lengths_N = np.array([sequence.computed + 1 for sequence in sequences])
-        width = -(-int(lengths_N.max()) // block_size)
+        width = store.blocks_for(int(lengths_N.max()))
         blocks = [sequence.blocks for sequence in sequences]
         # While a sequence keeps its list, only the last block is ever new (or replaced by a copy of its own).
         lasts = [held[-1] for held in blocks]
-        longest = max(map(len, blocks))
+        longest = max(width, *map(len, blocks))
         same = len(blocks) == len(self._blocks) and all(map(operator.is_, blocks, self._blocks))
         if not same or longest > self._table_NM.shape[1]:
             self._table_NM = np.full((len(blocks), 2 * longest), NULL_BLOCK, dtype=np.int64)

@@ -1,0 +1,58 @@
+"""Rounding that does not depend on company: what a token computes is the same to the last bit whoever else is in the
+batch, on the CPU in float32. The contract is docs/determinism.md; this file holds the whole mechanism.
+
+A matrix library picks its kernel, and with it the order of its sums, by the shape of the product. Two rules keep to
+shapes in which every row is summed in the same order:
+
+    rows   come in multiples of ROWS: padded with rows that nobody reads;
+    keys   of attention come in the widths of `key_slots`: padded with keys that are masked.
+
+Both were measured (MKL 2024.2 through torch 2.13, x86-64 with AVX-512, one and two threads; heads of 8 to 256): a
+product of 1 to 3 rows, or with two threads one whose rows are no multiple of 4, is summed in another order than a
+larger one; from 4 rows on all multiples of 4 agree. Sums over 193 to 383 keys are split in two halves, wherever those
+fall, longer ones after every 192. `tests/engine/test_steady.py` says whether they hold on another machine.
+
+Bfloat16 and GPUs are left as they are: their kernels split sums by occupancy, and the price would be speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS = 8
+"""Twice what was needed here: vector units differ."""
+KEYS = 16
+# Attention on the CPU reads its keys in runs of this many, each with sums of its own.
+_RUN = 512
+_UNSPLIT, _SPLIT_EVENLY = 192, 384
+
+
+def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
+    """What numbers of rows are rounded up to: ROWS where the contract holds, 1 elsewhere."""
+    return ROWS if device.type == "cpu" and dtype == torch.float32 else 1
+
+
+def key_slots(keys: int) -> int:
+    """The width attention over this many keys is given."""
+    runs, rest = divmod(keys, _RUN)
+    if _UNSPLIT < rest < _SPLIT_EVENLY:
+        rest = _SPLIT_EVENLY
+    return runs * _RUN + -(-rest // KEYS) * KEYS
+
+
+def pad_rows(x: Tensor, multiple: int, dim: int = 0) -> Tensor:
+    """Zeros appended along `dim` up to the next multiple."""
+    extra = -x.shape[dim] % multiple
+    return F.pad(x, [0, 0] * (x.dim() - 1 - dim) + [0, extra]) if extra else x
+
+
+def low_rank(out_NO: Tensor, x_NI: Tensor, pair: Sequence[Tensor], scale: float, multiple: int) -> Tensor:
+    """out + scale * B(A x) for the rows of one adapter among those of others."""
+    count = len(x_NI)
+    down, up = (weight.to(x_NI.dtype) for weight in pair)
+    padded = torch.addmm(pad_rows(out_NO, multiple), pad_rows(x_NI, multiple) @ down.T, up.T, alpha=scale)
+    return padded[:count]

@@ -46,7 +46,7 @@ OnTokens = Callable[[int, Sequence[int], Sequence[float]], None]
 
 class Backend(Protocol):
     def models(self) -> list[str]:
-        """Names that may be asked for; with an open catalogue, those asked for so far."""
+        """Names that may be asked for; with an open catalogue, the bundled ones and those asked for so far."""
         ...
 
     def load_model(self, base_model: str) -> Future[ModelFacts]:

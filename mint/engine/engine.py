@@ -20,6 +20,7 @@ import torch
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.engine import checkpoint
 from mint.engine.device import Device, choose_threads
+from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.memory import used_memory
@@ -80,7 +81,7 @@ class Engine:
     # The calls, from any thread
 
     def models(self) -> list[str]:
-        return list(self._runtimes) if self._catalogue is None else list(self._catalogue)
+        return list(dict.fromkeys([*BUNDLED, *self._runtimes])) if self._catalogue is None else list(self._catalogue)
 
     def load_model(self, base_model: str) -> Future[ModelFacts]:
         def work() -> Steps:

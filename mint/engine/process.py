@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from mint.backend import AdapterFacts, Backend, ModelFacts, OnTokens
+from mint.engine.hub import BUNDLED
 from mint.errors import Internal
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
@@ -58,7 +59,7 @@ class EngineProcess:
         """`make`, a function the child can import, makes the backend there. `on_exit` hears the exit code of a child
         that was not closed, after every pending future has failed."""
         self._catalogue = None if models is None else list(models)
-        self._asked: dict[str, None] = {}
+        self._asked: dict[str, None] = dict.fromkeys(BUNDLED)
         self._on_exit = on_exit
         self._lock = threading.Lock()  # guards what follows, and whole messages on the pipe
         self._pending: dict[int, tuple[Future[Any], OnTokens | None]] = {}

@@ -137,6 +137,8 @@ class Config:
     """Leave out groups whose rewards are all equal; metrics count them all the same."""
     dynamic_sampling: int = 0
     """Most extra rounds of sampling in which groups without signal are replaced by new problems; 0: none."""
+    difficulty_band: tuple[float, float] | None = None
+    """Choose problems whose recent pass rate lies in here, such as (0.2, 0.8): see `mint.rl.band`. None: in order."""
     mask_truncated: bool = False
     """Do not learn from answers cut off by a token limit; their rewards still count in the group."""
     overlong_buffer: int = 0
@@ -184,6 +186,7 @@ class Config:
         as_schedule(self.learning_rate), as_schedule(self.temperature)
         self._check_aggregation()
         self._check_pace()
+        self._check_band()
         for name in self.loggers:
             if name not in LOGGERS:
                 raise BadRequest(f"loggers names {name!r}; there are {', '.join(LOGGERS)}.")
@@ -244,6 +247,17 @@ class Config:
             raise BadRequest(
                 f"aggregation {self.aggregation!r} needs a whole optimizer step's tokens, which streamed minibatches "
                 "do not know in advance; use token_sum, or leave stream_minibatch_config out."
+            )
+
+    def _check_band(self) -> None:
+        if self.difficulty_band is None:
+            return
+        if len(self.difficulty_band) != 2 or not 0 <= self.difficulty_band[0] < self.difficulty_band[1] <= 1:
+            raise BadRequest(f"difficulty_band is {self.difficulty_band}; it must be (low, high) within 0..1.")
+        if self.dynamic_sampling:
+            raise BadRequest(
+                "difficulty_band chooses problems before they are sampled and dynamic_sampling replaces them after; "
+                "turn one of them off."
             )
 
     def _check_pace(self) -> None:

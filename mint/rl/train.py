@@ -81,6 +81,9 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
     run_dir.write_config(config.to_json())
     logger.info("Configuration: %s", config.to_json())
     record_code(run_dir)
+    ledger = Ledger(run_dir, first_step)
+    if config.difficulty_band is not None:
+        dataset = BandDataset(dataset, ledger, config.difficulty_band, batches_needed(config, dataset, num_steps))
     client = await open_trainer(config, service, start)
     info = RunInfo(run_dir, num_steps, config.to_json(), config.wandb_project, config.wandb_name)
     sampler = BatchSampler(
@@ -97,6 +100,7 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
         client=client,
         num_steps=num_steps,
         sampler=sampler,
+        ledger=ledger,
         kl=await kl_term(config, service),
         evaluators=build_evaluators(config, test_set),
         checkpoints=Checkpoints(config, run_dir, service, client),
@@ -133,6 +137,7 @@ class _Loop:
     client: mint.TrainingClient
     num_steps: int
     sampler: BatchSampler
+    ledger: Ledger
     kl: KLTerm
     evaluators: list[RLTestSetEvaluator]
     checkpoints: Checkpoints

@@ -287,7 +287,7 @@ def test_an_open_catalogue_loads_on_demand_and_tries_again_after_a_failure(base:
             engine.load_model(str(later)).result(PATIENCE)
         later.symlink_to(base)
         assert engine.load_model(str(later)).result(PATIENCE).vocab_size == 97
-        assert engine.models() == [str(later)]
+        assert engine.models() == ["mint/tiny", str(later)]
     finally:
         engine.close()
 
@@ -310,7 +310,7 @@ def test_loading_a_model_holds_up_nobody_else(base: str, monkeypatch: pytest.Mon
         assert not any(future.done() for future in (*waiting, behind))
         go.set()
         wait([*waiting, behind], PATIENCE)
-        assert behind.result(PATIENCE).loss_fn_outputs and engine.models() == [base, "slow"]
+        assert behind.result(PATIENCE).loss_fn_outputs and engine.models() == ["mint/tiny", base, "slow"]
     finally:
         go.set()
         engine.close()

@@ -208,7 +208,7 @@ def test_a_real_engine_trains_and_samples_in_the_child(tiny_folder: Callable[[st
     engine = EngineProcess()
     try:
         assert engine.load_model(base).result(PATIENCE).vocab_size == 97
-        assert engine.models() == [base]
+        assert engine.models() == ["mint/tiny", base]
         engine.create_adapter("a", base, LoraConfig(rank=2, seed=0))
         engine.snapshot("a", "p")
         request = SampleRequest(ModelInput.from_ints([5, 6, 7]), SamplingParams(max_tokens=5, seed=1, stop=[]), 2)

@@ -30,8 +30,16 @@ MOST_DOUBLINGS = 5
 class BandDataset(RLDataset):
     """The problems of `dataset`, in batches of its sizes, chosen when they are first asked for."""
 
-    def __init__(self, dataset: RLDataset, ledger: Ledger, band: tuple[float, float], num_batches: int) -> None:
-        """`num_batches`: as many as can be asked for, since a choice once made stays."""
+    def __init__(
+        self,
+        dataset: RLDataset,
+        ledger: Ledger,
+        band: tuple[float, float],
+        num_steps: int,
+        groups_per_batch: int | None = None,
+    ) -> None:
+        """Long enough for `num_steps` never to come to a batch twice, since a choice once made stays.
+        `groups_per_batch`: of a step, where that is not a batch of the dataset."""
         self.sizes = [len(dataset.get_batch(i)) for i in range(len(dataset))]
         self.problems: dict[str, EnvGroupBuilder] = {}
         for index in range(len(dataset)):
@@ -39,13 +47,14 @@ class BandDataset(RLDataset):
                 name = builder.problem_id()
                 if name is None:
                     raise BadRequest(
-                        f"difficulty_band keeps a pass rate for every problem, and {type(builder).__name__}.problem_id() "
-                        "gives None; give problems a name that lasts."
+                        f"difficulty_band goes by the names of problems, and {type(builder).__name__}.problem_id() "
+                        "gives None; give them names that last."
                     )
                 self.problems.setdefault(name, builder)
         self.ledger = ledger
         self.low, self.high = band
-        self.num_batches = num_batches
+        groups = None if groups_per_batch is None else num_steps * groups_per_batch
+        self.num_batches = 1 + (num_steps if groups is None else -(-groups // max(min(self.sizes), 1)))
 
     def __len__(self) -> int:
         return self.num_batches

@@ -87,11 +87,12 @@ class Ledger:
         return "solved" if all(good) else "learning" if any(good) else "dead"
 
     def rate(self, problem: str) -> float:
-        """The recent pass rate, drawn towards a half by two imagined rollouts, one right and one wrong: with few real
-        ones nothing is certain. 0.5 for a problem never seen."""
+        """The recent pass rate. With fewer than `EVIDENCE` rollouts two imagined ones, one right and one wrong, draw it
+        towards a half, which is also the rate of a problem never seen."""
         recent = self._recent(problem)
         rollouts = sum(visit.of for visit in recent)
-        return (sum(visit.rate * visit.of for visit in recent) + 1) / (rollouts + 2)
+        imagined = 2 if rollouts < EVIDENCE else 0
+        return (sum(visit.rate * visit.of for visit in recent) + imagined / 2) / (rollouts + imagined)
 
     def counts(self) -> Counter[State]:
         return Counter(self.state(problem) for problem in self.visits)

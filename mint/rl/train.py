@@ -23,11 +23,13 @@ from typing import TypeVar
 import numpy as np
 
 import mint
+from mint.rl.band import BandDataset
 from mint.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
 from mint.rl.evaluate import HoldoutGuard, RLTestSetEvaluator
 from mint.rl.hashing import stable_hash
 from mint.rl.interrupt import Interrupted, StopRequest
 from mint.rl.kl_modes import KLTerm
+from mint.rl.ledger import Ledger
 from mint.rl.loggers import MetricsLogger, RunInfo, make_logger
 from mint.rl.metrics import compute_post_kl
 from mint.rl.prepare import prepare
@@ -83,7 +85,7 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
     record_code(run_dir)
     ledger = Ledger(run_dir, first_step)
     if config.difficulty_band is not None:
-        dataset = BandDataset(dataset, ledger, config.difficulty_band, batches_needed(config, dataset, num_steps))
+        dataset = BandDataset(dataset, ledger, config.difficulty_band, num_steps, config.groups_per_batch)
     client = await open_trainer(config, service, start)
     info = RunInfo(run_dir, num_steps, config.to_json(), config.wandb_project, config.wandb_name)
     sampler = BatchSampler(
@@ -126,6 +128,7 @@ class _Step:
     batch: StepBatch
     sampled: list[SampledGroup] = field(default_factory=list)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)
+    ledger_metrics: dict[str, float] = field(default_factory=dict)
     prepared_metrics: list[dict[str, float]] = field(default_factory=list)
     trained: Trained = field(default_factory=Trained)
 
@@ -164,6 +167,7 @@ class _Loop:
                     raise
                 await self._stop_at(number)
                 raise KeyboardInterrupt from None
+            step.ledger_metrics = self.ledger.record(number, step.sampled)  # before the next batch is chosen
             if update.moved:
                 with self.timer.span("refresh"):
                     policy = await self.client.save_weights_and_get_sampling_client_async()
@@ -258,7 +262,7 @@ class _Loop:
             "training_client/step": number + 1,
         }
         metrics |= group_metrics(number, step.sampled)
-        metrics |= self.holdout.check(step.sampled)
+        metrics |= self.holdout.check(step.sampled) | step.ledger_metrics
         metrics |= mean_of_each(step.prepared_metrics)
         metrics |= step.trained.metrics
         if config.compute_post_kl and step.trained.data_D:

@@ -1,7 +1,6 @@
 """Client, wire, server and engine together, on the bundled model: what a user relies on, claim by claim."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,6 @@ import mint
 from mint import types
 
 PROMPT = "Q: What is 47 + 38?\nA:"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mint.ServiceClient]:
-    """A local server of this module's own, started the way a script starts it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MINT_BASE_URL", "TINKER_BASE_URL", "MINT_API_KEY", "TINKER_API_KEY"):
-            patch.delenv(name, raising=False)
-        patch.setenv("MINT_HOME", str(tmp_path_factory.mktemp("home")))
-        with mint.ServiceClient() as client:
-            yield client
 
 
 def new_trainer(service: mint.ServiceClient, seed: int = 0, **flags: bool) -> mint.TrainingClient:

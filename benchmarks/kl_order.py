@@ -2,12 +2,13 @@
 
     python benchmarks/kl_order.py
 
-The task is chat, and the reward one that can be chased without end and at the cost of sense: the share of the letter e
-in the answer. Training with kl_penalty_coef 0, 0.01, 0.05 and 0.1, everything else equal, shows what the penalty holds
-back. Measured is the KL to the base model (mean log-prob difference of the sampled tokens) over the last five steps.
+The task is chat, and the reward one that can be chased at the cost of sense: the share of the letter e in the answer.
+Training with kl_penalty_coef 0, 0.01, 0.05 and 0.1, everything else equal, shows what the penalty holds back. Measured
+is the KL to the base model (mean log-prob difference of the sampled tokens) over the last ten steps.
 
-(With a reward of 0 or 1 for right and wrong answers these coefficients make no difference beyond noise, and in theory
-too they should make little: the best policy weighs an answer by exp(reward / coefficient), and exp(10) is enough.)
+A coefficient is strong or weak only against the reward: the best policy weighs an answer by exp(reward / coefficient).
+Where answers differ by 1, as right and wrong do, even 0.1 leaves a factor of exp(10), and these coefficients made no
+difference beyond noise on additions. Here answers differ by a few hundredths.
 
 The tutorial's starting recipe, learning rate 1e-5, groups of 4 and coefficient 0.05, runs once on additions as it
 stands: a model this small hardly moves at that rate, but the KL term is active.
@@ -43,12 +44,13 @@ from math_rl import AdditionDatasetBuilder
 RESULTS = ROOT / "benchmarks" / "results" / "kl_order.json"
 COEFFICIENTS = (0.0, 0.01, 0.05, 0.1)
 SEEDS = (0, 1, 2)
-LAST = 5
+LAST = 10
+SCALE = 0.25  # of the reward, so that 0.01 is weak and 0.1 is strong; at 1.0 the policy collapses under 0.01 as under 0
 THINGS = ("a fox", "a boat", "a garden", "a lemon", "a piano", "a rose", "a castle", "a whale", "an owl", "a tree")
 
 
 class LetterEnv(ProblemEnv):
-    """One request; its answer earns the share of the letter e in it."""
+    """One request; its answer earns by the share of the letter e in it."""
 
     def __init__(self, thing: str, renderer: Renderer) -> None:
         super().__init__(renderer, format_coef=0.0)
@@ -58,7 +60,7 @@ class LetterEnv(ProblemEnv):
         return f"Tell me about {self.thing}."
 
     def check_answer(self, sample_str: str) -> float:
-        return sample_str.lower().count("e") / max(len(sample_str), 1)
+        return SCALE * sample_str.lower().count("e") / max(len(sample_str), 1)
 
     def check_format(self, sample_str: str) -> bool:
         return True
@@ -70,9 +72,9 @@ class LetterEnv(ProblemEnv):
 @dataclass(frozen=True)
 class LetterDatasetBuilder(RLDatasetBuilder):
     seed: int
-    groups_per_batch: int = 8
+    groups_per_batch: int = 4
     group_size: int = 8
-    num_batches: int = 25
+    num_batches: int = 30
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         rng, renderer = random.Random(self.seed), ChatRenderer(load_tokenizer("mint/tiny"))

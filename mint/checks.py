@@ -18,6 +18,9 @@ from mint.types import Datum, ModelInput, SampleRequest, TensorData
 WEIGHTS = ("weights", "loss_weights", "mask")
 """One input under three names: a factor on each token's loss, 1 where not given."""
 
+UNCHECKED = "unchecked"
+"""The option of every loss that turns the checks of `mint.mistakes` off: 1 for data that look wrong and are not."""
+
 MAX_SAMPLES = 4096
 MAX_TOPK = 1024
 
@@ -65,8 +68,12 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
     menu = LOSS_FNS[loss_fn]
     options = dict(menu.options)
     for key, value in (config or {}).items():
+        if key == UNCHECKED:
+            if value not in (0, 1) or isinstance(value, (bool, str)):
+                raise BadRequest(f"loss_fn_config[{UNCHECKED!r}] is {value!r}; it must be 0 or 1.")
+            continue
         if key not in menu.options:
-            known = ", ".join(f"{k}={v}" for k, v in menu.options.items()) or "none"
+            known = ", ".join(f"{k}={v}" for k, v in (dict(menu.options) | {UNCHECKED: 0}).items())
             raise BadRequest(f"loss_fn_config of {loss_fn} has unknown key {key!r}; its options and defaults: {known}.")
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (key == "temperature" and value == 0):  # type: ignore[operator]
@@ -160,7 +167,10 @@ def _check_inputs(
             )
     for key in menu.required:
         if key not in inputs:
-            raise BadRequest(f"{where}: loss_fn_inputs lacks {key!r}; {loss_fn} needs {', '.join(menu.required)}.")
+            hint = " Pass on sequence.logprobs of the samples." if key == "logprobs" else ""
+            raise BadRequest(
+                f"{where}: loss_fn_inputs lacks {key!r}; {loss_fn} needs {', '.join(menu.required)}.{hint}"
+            )
     targets = inputs["target_tokens"]
     if len(targets.shape) > (1 if "advantages" in menu.required else 2):
         raise BadRequest(
@@ -185,8 +195,9 @@ def _check_input(what: str, key: str, tensor: TensorData, length: int) -> None:
     array = tensor.to_numpy()
     if array.ndim == 0 or len(array) != length:
         given = len(array) if array.ndim else "a single number"
+        cause = ", as if it were not shifted" if given == length + 1 else ""
         raise BadRequest(
-            f"{what} has length {given}, model_input has {length}; give one value for each input token, already "
+            f"{what} has length {given}, model_input has {length}{cause}; give one value for each input token, already "
             "shifted (input tokens[:-1], target tokens[1:])."
         )
     if key == "target_tokens" and tensor.dtype != "int64":

@@ -6,6 +6,11 @@ from typing import Annotated
 
 import typer
 
+from mint.cli.advise import advise
+from mint.cli.bisect import bisect
+from mint.cli.doctor import doctor
+from mint.cli.evaluate import evaluate
+from mint.cli.plot import plot
 from mint.cli.serve import serve
 from mint.version import __version__
 
@@ -16,6 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(doctor)
+app.command()(advise)
+app.command("eval")(evaluate)
+app.command()(bisect)
+app.command()(plot)
 
 
 def _show_version(asked: bool) -> None:

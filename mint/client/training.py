@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
-import numpy as np
 
 from mint.checks import LOSS_FNS, check_data
 from mint.client import custom_loss
@@ -24,6 +23,7 @@ from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
 from mint.errors import BadRequest, Internal
+from mint.mistakes import check_plausible, warnings_about
 from mint.types import (
     AdamParams,
     Datum,
@@ -49,7 +49,7 @@ class TrainingClient:
         self._turn = asyncio.Lock()  # posts one after another, in that order
         self._last_seq_id = 0
         self._sampler_names: set[str] = set()
-        self._warned_of_zero_logprobs = False
+        self._warned: set[str] = set()
 
     # ----------------------------------------------------------------------------------------------------------------
     # Gradients
@@ -220,7 +220,9 @@ class TrainingClient:
         data = _listed(data)
         if loss_fn in LOSS_FNS:  # another server may have others
             check_data(data, loss_fn, vocab_size=TOKEN_IDS)
-        self._warn_of_zero_logprobs(data)
+            check_plausible(data, loss_fn, loss_fn_config)
+        if not forward_only:
+            self._warn(data, loss_fn)
         settings = self._session.connection.settings
         chunks = split(data, settings.fwdbwd_max_chunk_len, settings.fwdbwd_max_chunk_bytes_count)
         config = dict(loss_fn_config or {})
@@ -287,20 +289,12 @@ class TrainingClient:
             raise Internal("the server saved weights for sampling but named neither a path nor a sampling session.")
         return await open_sampler(self._session, model_path=answer.path)
 
-    def _warn_of_zero_logprobs(self, data: Sequence[Datum]) -> None:
-        """Sampling log-probs that are all exactly 0 are a placeholder: the ratios they give are wrong."""
-        inputs = [d.loss_fn_inputs for d in data if {"logprobs", "advantages"} <= set(d.loss_fn_inputs)]
-        if self._warned_of_zero_logprobs or not inputs:
-            return
-        used = [i["logprobs"].to_numpy()[i["advantages"].to_numpy() != 0] for i in inputs]
-        if sum(map(len, used)) and not any(map(np.any, used)):
-            self._warned_of_zero_logprobs = True
-            warnings.warn(
-                "every sampling log-prob with a non-zero advantage is exactly 0.0, as if the sampler had not returned "
-                "any. The importance ratio is then the model's probability itself, which is wrong: pass on "
-                "sequence.logprobs of the samples.",
-                stacklevel=4,
-            )
+    def _warn(self, data: Sequence[Datum], loss_fn: str) -> None:
+        """Each thing once: the same code says it again at every step."""
+        for warning in warnings_about(data, loss_fn):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                warnings.warn(warning, stacklevel=4)
 
 
 def _listed(data: object) -> list[Datum]:

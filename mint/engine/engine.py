@@ -11,15 +11,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.engine import checkpoint
-from mint.engine.device import Device, choose_threads
+from mint.engine.device import Device
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
@@ -28,6 +26,7 @@ from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.trainer import Trainer
+from mint.engine.verify import History, Proof, Verifier, check_copy
 from mint.engine.worker import Worker
 from mint.errors import BadRequest, NotFound
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
@@ -42,6 +41,7 @@ class Runtime:
         self.model = BaseModel.load(name, device)
         self.trainer = Trainer(self.model)
         self.sampler = Sampler(self.model)
+        self.verifier = Verifier(self.model, self.trainer, self.sampler)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Tenant:
     runtime: Runtime
     adapter: Adapter
     optimizer: AdamW
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Policy:
 
     runtime: Runtime
     adapter: Adapter | None
+    proof: Proof
 
 
 class Engine:
@@ -75,7 +77,6 @@ class Engine:
         self._policies: dict[str, Policy] = {}
         self._tokens_trained = 0
         self._worker = Worker(lambda: [runtime.sampler for runtime in self._runtimes.values()])
-        self._worker.submit("threads", self._set_threads, quick=True)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The calls, from any thread
@@ -112,7 +113,12 @@ class Engine:
         return self._worker.submit(adapter, partial(self._pass, adapter, data, loss_fn, config, True))
 
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
-        return self._worker.submit(adapter, lambda: self._tenant(adapter).optimizer.step(params))
+        def work() -> dict[str, float]:
+            tenant = self._tenant(adapter)
+            tenant.runtime.model.use_threads()
+            return tenant.optimizer.step(params) | tenant.history.figures
+
+        return self._worker.submit(adapter, work)
 
     def save_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[int]:
         def work() -> int:
@@ -125,6 +131,7 @@ class Engine:
         def work() -> None:
             tenant = self._tenant(adapter)
             checkpoint.read(folder).load_into(tenant.adapter, tenant.optimizer, optimizer)
+            tenant.history.forget()
 
         return self._worker.submit(adapter, work)
 
@@ -133,8 +140,10 @@ class Engine:
             started = time.perf_counter()
             tenant = self._tenant(adapter)
             copy = tenant.adapter.snapshot(tenant.runtime.model.dtype)
-            self._set_policy(policy, Policy(tenant.runtime, copy))
-            return {"snapshot_seconds": time.perf_counter() - started, "optimizer_steps": float(tenant.optimizer.steps)}
+            check_copy(tenant.adapter, copy)
+            version = tenant.optimizer.steps
+            self._set_policy(policy, Policy(tenant.runtime, copy, Proof(copy, version, tenant.history)))
+            return {"snapshot_seconds": time.perf_counter() - started, "optimizer_steps": float(version)}
 
         done = self._worker.submit(adapter, work, quick=True)
 
@@ -149,7 +158,7 @@ class Engine:
             runtime = yield from self._runtime(base_model)
             saved = None if folder is None else checkpoint.read(folder)
             adapter = None if saved is None else saved.policy(runtime.model.linears, runtime.model.dtype)
-            self._set_policy(policy, Policy(runtime, adapter))
+            self._set_policy(policy, Policy(runtime, adapter, Proof(adapter)))
 
         return self._worker.submit(policy, work)
 
@@ -196,14 +205,7 @@ class Engine:
             del self._loading[name]  # after a failure the next call tries again
         if name not in self._runtimes:
             self._runtimes[name] = loading.result()
-            self._set_threads()
         return self._runtimes[name]
-
-    def _set_threads(self) -> None:
-        """torch keeps the number by thread, so the worker sets its own, for the widest model it has."""
-        models = [runtime.model for runtime in self._runtimes.values() if runtime.model.device.type == "cpu"]
-        if models:
-            torch.set_num_threads(choose_threads(max(model.hidden_size for model in models)).count)
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self._tenants:
@@ -236,8 +238,12 @@ class Engine:
         if name not in self._policies:
             raise NotFound(f"there is no policy {name!r}; it was never made, or released.")
         policy = self._policies[name]
+        if policy.proof.verdict.done():
+            policy.proof.verdict.result()  # raises why the policy was refused
+        policy.runtime.verifier.begin(policy.proof, policy.adapter)
         sampler = policy.runtime.sampler
-        group = sampler.add(request, policy.adapter, partial(_settle, future), on_tokens and _guarded(on_tokens))
+        settle = partial(_settle_proved, policy.proof, future)
+        group = sampler.add(request, policy.adapter, settle, on_tokens and _guarded(on_tokens))
 
         def ended(future: Future[SampleResponse]) -> None:
             if future.cancelled():
@@ -272,6 +278,14 @@ def _settle(future: Future[Any], answer: Any) -> None:
             future.set_exception(answer)
         else:
             future.set_result(answer)
+
+
+def _settle_proved(proof: Proof, future: Future[Any], answer: Any) -> None:
+    """Not before it is known that the answer comes from the right weights."""
+    if isinstance(answer, BaseException):
+        _settle(future, answer)
+    else:
+        proof.verdict.add_done_callback(lambda verdict: _settle(future, verdict.exception() or answer))
 
 
 def _guarded(on_tokens: OnTokens) -> OnTokens:

@@ -51,6 +51,7 @@ class BaseModel:
         self._row_multiple = steady.row_multiple(self.device, self.dtype)
         self._current = CurrentRows(self._row_multiple)
         self.hidden_size: int = config.hidden_size
+        self._threads = choose_threads(self.hidden_size).count if self.device.type == "cpu" else None
         self.intermediate_size: int = config.intermediate_size
         self._read_attention(config)
         parameters = module.num_parameters()
@@ -75,10 +76,13 @@ class BaseModel:
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
         )
-        model = cls(name, folder, module, device)
-        if device.torch_device.type == "cpu":
-            torch.set_num_threads(choose_threads(model.hidden_size).count)
-        return model
+        return cls(name, folder, module, device)
+
+    def use_threads(self) -> None:
+        """torch keeps the number by thread: whoever computes says it first. Always the same for a model, whichever
+        others are loaded, because sums may be split among threads."""
+        if self._threads is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
         """The final hidden states [T, H], after the last norm."""
@@ -135,12 +139,17 @@ class BaseModel:
     def _check_family(self) -> None:
         """Two tokens through transformers' own forward and through ours: a family that does more to its logits than we
         know of is refused here, by name, rather than trained wrongly."""
+        self.use_threads()
         tokens_T = torch.arange(2, device=self.device)
         rows: Rows = [(None, 2)]
         ours = self.logits(self.hidden(tokens_T, tokens_T, PackedAttention([2]), rows), rows)
-        theirs = self._module(
-            input_ids=tokens_T[None], position_ids=tokens_T[None], use_cache=False, attend=PackedAttention([2])
-        ).logits[0].float()
+        theirs = (
+            self._module(
+                input_ids=tokens_T[None], position_ids=tokens_T[None], use_cache=False, attend=PackedAttention([2])
+            )
+            .logits[0]
+            .float()
+        )
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.05
         if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
             raise BadRequest(

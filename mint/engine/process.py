@@ -246,4 +246,3 @@ def _report(on_tokens: OnTokens, index: int, tokens: Sequence[int], logprobs: Se
         on_tokens(index, tokens, logprobs)
     except Exception:  # somebody else's code, on the thread everybody's answers come through
         log.exception("a listener to sampled tokens failed")
-

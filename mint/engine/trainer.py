@@ -39,14 +39,15 @@ class Trainer:
 
     def forward_backward(
         self,
-        adapter: Adapter,
+        adapter: Adapter | None,
         data: Sequence[Datum],
         loss_fn: str,
         config: Mapping[str, float | str] | None,
         backward: bool,
     ) -> Generator[None, None, ForwardBackwardOutput]:
         """Pauses after each micro-batch; returns losses and log-probs in the order of `data`. With `backward` the
-        gradients are added to the adapter's, at the end and only if everything is finite."""
+        gradients are added to the adapter's, at the end and only if everything is finite. Without an adapter, which is
+        for scoring alone, it is the base model."""
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         logprobs: dict[int, TensorData] = {}
@@ -61,14 +62,14 @@ class Trainer:
             elif found is not None:
                 torch._foreach_add_(gradients, found)
             yield
-        if gradients is not None:
+        if gradients is not None and adapter is not None:
             _check_gradients(gradients)
             adapter.accumulate(gradients)
         return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
 
     def _micro_batch(
         self,
-        adapter: Adapter,
+        adapter: Adapter | None,
         batch: Batch,
         loss: LossFn,
         options: Mapping[str, float],
@@ -76,6 +77,7 @@ class Trainer:
         tally: _Tally,
     ) -> tuple[Tensor, list[Tensor] | None]:
         model = self._model
+        model.use_threads()
         rows: Rows = [(adapter, len(batch.tokens_T))]
         with torch.set_grad_enabled(backward):
             attend = PackedAttention(batch.lengths, model.device)
@@ -87,7 +89,7 @@ class Trainer:
             total = loss_C.sum()
         _check_finite(batch, logprobs_TK, tokens, loss_C)
         tally.add(batch, tokens, terms, loss_C)
-        if not backward:
+        if not backward or adapter is None:
             return logprobs_TK, None
         parameters = adapter.parameters()
         found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)

@@ -173,6 +173,11 @@ class Config:
     rolling_save_every: int = 0
     """Steps between further checkpoints that serve only to resume, each replacing the one before; 0: none."""
     rolling_ttl_seconds: int = 7200
+    doctor_every: int = 5
+    """Steps between looks of the doctor (`mint.rl.doctor`): findings go to health.jsonl and the console; 0: never."""
+    rollback: bool = False
+    """When the doctor finds that the policy broke down, go back to the best checkpoint and on from there with half the
+    learning rate, at most three times."""
     enable_trace: bool = False
     """Also write trace_events.jsonl, for Perfetto."""
     span_chart_every: int = 0
@@ -187,6 +192,7 @@ class Config:
         self._check_aggregation()
         self._check_pace()
         self._check_band()
+        self._check_rollback()
         for name in self.loggers:
             if name not in LOGGERS:
                 raise BadRequest(f"loggers names {name!r}; there are {', '.join(LOGGERS)}.")
@@ -219,8 +225,9 @@ class Config:
     def _check_numbers(self) -> None:
         least = {"max_tokens": 1, "num_substeps": 1, "lora_rank": 1}
         zero = (
-            "eval_every save_every rolling_save_every span_chart_every max_lag dynamic_sampling overlong_buffer "
-            "overlong_penalty num_groups_to_log samples_per_step kl_penalty_coef kl_discount_factor holdout seed"
+            "eval_every save_every doctor_every rolling_save_every span_chart_every max_lag dynamic_sampling "
+            "overlong_buffer overlong_penalty num_groups_to_log samples_per_step kl_penalty_coef kl_discount_factor "
+            "holdout seed"
         )
         least |= dict.fromkeys(zero.split(), 0)
         for name, bound in least.items():
@@ -258,6 +265,13 @@ class Config:
             raise BadRequest(
                 "difficulty_band chooses problems before they are sampled and dynamic_sampling replaces them after; "
                 "turn one of them off."
+            )
+
+    def _check_rollback(self) -> None:
+        if self.rollback and (self.lag or not self.doctor_every or not self.save_every):
+            raise BadRequest(
+                f"rollback needs a doctor, checkpoints and a synchronous loop; doctor_every is {self.doctor_every}, "
+                f"save_every {self.save_every} and the lag {self.lag}."
             )
 
     def _check_pace(self) -> None:

@@ -97,13 +97,15 @@ class Ledger:
     def counts(self) -> Counter[State]:
         return Counter(self.state(problem) for problem in self.visits)
 
-    def measured_rates(self) -> list[float]:
-        """The recent pass rate of every problem seen, as measured."""
-        rates = []
-        for problem in self.visits:
-            recent = self._recent(problem)
-            rates.append(float(np.average([v.rate for v in recent], weights=[v.of for v in recent])))
-        return rates
+    def measured_rates(self) -> tuple[list[float], list[int]]:
+        """The recent pass rate of every problem seen, as measured, and the rollouts it was measured with."""
+        recent_P = [self._recent(problem) for problem in self.visits]
+        rollouts_P = [sum(visit.of for visit in recent) for recent in recent_P]
+        rates_P = [
+            sum(visit.rate * visit.of for visit in recent) / rollouts
+            for recent, rollouts in zip(recent_P, rollouts_P, strict=True)
+        ]
+        return rates_P, rollouts_P
 
     # ----------------------------------------------------------------------------------------------------------------
 

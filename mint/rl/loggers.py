@@ -1,6 +1,7 @@
 """Where metrics go as a run proceeds: metrics.jsonl always, a live console table, other people's trackers on demand.
 
-A logger is anything with `log(step, metrics)` and `close()`. Metric names are an API: loggers pass them on unchanged.
+A logger is anything with `log(step, metrics)`, `say(text)` and `close()`. Metric names are an API: loggers pass them on
+unchanged.
 Trackers are extras; their packages are imported only when asked for.
 """
 
@@ -25,6 +26,10 @@ Metrics = Mapping[str, float]
 class MetricsLogger(Protocol):
     def log(self, step: int, metrics: Metrics) -> None: ...
 
+    def say(self, text: str) -> None:
+        """Something a person following the run should read now."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -45,11 +50,14 @@ class NullLogger:
     def log(self, step: int, metrics: Metrics) -> None:
         pass
 
+    def say(self, text: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-class JsonlLogger:
+class JsonlLogger(NullLogger):
     """metrics.jsonl of the run directory."""
 
     def __init__(self, info: RunInfo) -> None:
@@ -57,9 +65,6 @@ class JsonlLogger:
 
     def log(self, step: int, metrics: Metrics) -> None:
         self.run_dir.append_metrics(step, dict(metrics))
-
-    def close(self) -> None:
-        pass
 
 
 class ManyLoggers:
@@ -71,6 +76,10 @@ class ManyLoggers:
     def log(self, step: int, metrics: Metrics) -> None:
         for logger in self.loggers:
             logger.log(step, metrics)
+
+    def say(self, text: str) -> None:
+        for logger in self.loggers:
+            logger.say(text)
 
     def close(self) -> None:
         for logger in self.loggers:
@@ -134,6 +143,9 @@ class ConsoleLogger:
             text = ", ".join(f"{heading}={cell}" for heading, cell in cells if cell)
             self.console.print(f"Step {step}: {text}", highlight=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
     def close(self) -> None:
         if self.live.is_started:
             self.live.stop()
@@ -147,7 +159,7 @@ class ConsoleLogger:
         return Group(table, self.progress)
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(NullLogger):
     """Event files in `<run directory>/tensorboard`."""
 
     def __init__(self, info: RunInfo) -> None:
@@ -166,7 +178,7 @@ class TensorBoardLogger:
         self.writer.close()
 
 
-class _WandbLike:
+class _WandbLike(NullLogger):
     """W&B, and Trackio, which has the same three calls."""
 
     package: str

@@ -56,7 +56,7 @@ MAY_CHANGE = frozenset(
         *("eval_every", "evaluator_builders", "compute_post_kl"),
         *("save_every", "ttl_seconds", "rolling_save_every", "rolling_ttl_seconds"),
         *("loggers", "wandb_project", "wandb_name", "samples_per_step", "rollout_json_export", "num_groups_to_log"),
-        *("enable_trace", "span_chart_every"),
+        *("enable_trace", "span_chart_every", "doctor_every", "rollback"),
     }
 )
 """Fields that leave what is trained alone."""

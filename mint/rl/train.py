@@ -23,8 +23,10 @@ from typing import TypeVar
 import numpy as np
 
 import mint
+from mint.rl.adviser import advise
 from mint.rl.band import BandDataset
 from mint.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
+from mint.rl.doctor import Finding, Watch
 from mint.rl.evaluate import HoldoutGuard, RLTestSetEvaluator
 from mint.rl.hashing import stable_hash
 from mint.rl.interrupt import Interrupted, StopRequest
@@ -33,7 +35,9 @@ from mint.rl.ledger import Ledger
 from mint.rl.loggers import MetricsLogger, RunInfo, make_logger
 from mint.rl.metrics import compute_post_kl
 from mint.rl.prepare import prepare
+from mint.rl.recheck import source_of
 from mint.rl.resume import Checkpoints, find_start, read_pending
+from mint.rl.rollback import BrokeDown, breakdown, go_back, rollbacks
 from mint.rl.rollout_log import TextOf, best_worst_random, choose_groups, rollout_records, shown
 from mint.rl.rundir import CheckpointRecord, RunDir
 from mint.rl.sampler import BatchSampler, SampledGroup, StepBatch
@@ -65,7 +69,13 @@ async def main(config: Config, service: mint.ServiceClient | None = None) -> Run
         if service is None:
             service = own = mint.ServiceClient(config.base_url, user_metadata={"recipe_name": config.recipe_name})
         try:
-            await _run(config, run_dir, service, start)
+            while True:
+                try:
+                    await _run(config, run_dir, service, start)
+                    break
+                except BrokeDown as broke:
+                    logger.warning("%s", broke)
+                    start = go_back(run_dir, broke)
         finally:
             if own is not None:
                 await own.close()
@@ -80,7 +90,7 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
         logger.warning("%s is finished: %d steps. Raise max_steps to go on from there.", run_dir.path, first_step)
         return
     run_dir.rewind(first_step)
-    run_dir.write_config(config.to_json())
+    run_dir.write_config(config.to_json() | {"dataset_source": source_of(config.dataset_builder)})
     logger.info("Configuration: %s", config.to_json())
     record_code(run_dir)
     ledger = Ledger(run_dir, first_step)
@@ -107,6 +117,7 @@ async def _run(config: Config, run_dir: RunDir, service: mint.ServiceClient, sta
         evaluators=build_evaluators(config, test_set),
         checkpoints=Checkpoints(config, run_dir, service, client),
         metrics_logger=make_logger(config.logger_names, info),
+        watch=Watch(run_dir, config.to_json(), config.doctor_every),
         text=TextOf(await asyncio.to_thread(client.get_tokenizer)),
     )
     with StopRequest() as stop:
@@ -145,11 +156,13 @@ class _Loop:
     evaluators: list[RLTestSetEvaluator]
     checkpoints: Checkpoints
     metrics_logger: MetricsLogger
+    watch: Watch
     text: TextOf
 
     def __post_init__(self) -> None:
         config = self.config
         self.learning_rate = as_schedule(config.learning_rate)
+        self.slowed = 0.5 ** rollbacks(self.run_dir)
         self.holdout = HoldoutGuard(self.run_dir)
         self.timer = Timer(self.run_dir, config.enable_trace, config.span_chart_every)
         self.extra_evaluators = [build() for build in config.evaluator_builders]
@@ -181,6 +194,7 @@ class _Loop:
         if self.config.eval_every:
             metrics = await self._evaluate(self.num_steps, policy)
             self._write(self.num_steps, {"progress/done_frac": 1.0} | metrics)
+        self._tell(self.watch.look(self.num_steps))
         await self.checkpoints.save(self.num_steps, self.sampler, final=True)
         await self.checkpoints.finish()
 
@@ -213,13 +227,16 @@ class _Loop:
     def _adam(self, step: int) -> AdamParams:
         config = self.config
         return AdamParams(
-            learning_rate=self.learning_rate(step, self.num_steps),
+            learning_rate=self._learning_rate(step),
             beta1=config.beta1,
             beta2=config.beta2,
             eps=config.eps,
             weight_decay=config.weight_decay,
             grad_clip_norm=config.grad_clip_norm,
         )
+
+    def _learning_rate(self, step: int) -> float:
+        return self.slowed * self.learning_rate(step, self.num_steps)
 
     async def _stop_at(self, version: int) -> None:
         if version > 0:
@@ -248,6 +265,7 @@ class _Loop:
             self.holdout.hold_out(groups)
             records = rollout_records(version, 1.0, self._to_write(groups, version), self.text)
             self.run_dir.write_rollouts(version, records, evaluator.name)
+            self.watch.add_evaluation(version, evaluator.name, records)
         return merged
 
     # ------------------------------------------------------------------------------------------------ logging
@@ -257,7 +275,7 @@ class _Loop:
         metrics: dict[str, float] = {
             "progress/batch": number,
             "progress/done_frac": (number + 1) / self.num_steps,
-            "optim/lr": self.learning_rate(number, self.num_steps),
+            "optim/lr": self._learning_rate(number),
             "sampling/temperature": batch.temperature,
             "training_client/step": number + 1,
         }
@@ -278,6 +296,23 @@ class _Loop:
         for index in best_worst_random([r.reward for r in records], config.samples_per_step, self._seed(number)):
             logger.info("Step %d, %s", number, shown(records[index]))
         self._write(number, metrics)
+        self.watch.add_step(number, metrics, records)
+        self._consult(number)
+
+    def _consult(self, number: int) -> None:
+        findings = self.watch.look_if_due(number)
+        self._tell(findings)
+        if number + 1 == self.config.doctor_every and self.ledger.visits:
+            self.metrics_logger.say(str(advise(*self.ledger.measured_rates())))
+        broke = breakdown(self.run_dir, findings) if self.config.rollback else None
+        if broke is not None:
+            raise broke
+
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            text = "\n".join(finding.lines())
+            logger.info("Doctor: %s", text)
+            self.metrics_logger.say(text)
 
     def _write(self, number: int, metrics: dict[str, float]) -> None:
         self.metrics_logger.log(number, metrics | self.timer.finish_step(number))

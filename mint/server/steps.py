@@ -12,6 +12,7 @@ from typing import Any
 from mint import wire
 from mint.checks import check_data, check_loss
 from mint.errors import BadRequest
+from mint.mistakes import check_plausible
 from mint.server.auth import User
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
@@ -24,6 +25,7 @@ from mint.types import OptimStepResponse
 def forward_backward(server: Server, model: Model, call: wire.ForwardBackwardCall) -> Step:
     check_loss(call.loss_fn, call.loss_fn_config)
     check_data(call.data, call.loss_fn, *sizes(model.facts))
+    check_plausible(call.data, call.loss_fn, call.loss_fn_config)
     work = server.backend.forward if call.forward_only else server.backend.forward_backward
     return Step(lambda: work(model.id, call.data, call.loss_fn, call.loss_fn_config), forward_answer)
 

@@ -26,9 +26,7 @@ def forward(model: BaseModel, sequences: list[list[int]], adapters: list[Adapter
         return list(model.logits(hidden, rows).split(lengths))
 
 
-def test_an_adapter_gives_the_logits_of_peft(
-    model: BaseModel, tiny_folder: Callable[[str], Path], family: str
-) -> None:
+def test_an_adapter_gives_the_logits_of_peft(model: BaseModel, tiny_folder: Callable[[str], Path], family: str) -> None:
     adapter = random_adapter(model, LoraConfig(rank=4, seed=1))
     tokens = random_tokens(np.random.default_rng(0), 13)
     with torch.no_grad():

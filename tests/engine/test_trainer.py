@@ -273,7 +273,7 @@ def test_metrics_are_means_over_the_whole_call(
 
 
 def test_the_three_key_form_gives_the_gradients_and_metrics_of_the_four_key_form(
-    tiny_model: Callable[[str], BaseModel]
+    tiny_model: Callable[[str], BaseModel],
 ) -> None:
     model, data = tiny_model("llama"), policy_data()
     three = [

@@ -60,7 +60,7 @@ def test_a_problem_is_judged_by_its_latest_eight_rollouts(tmp_path, visits, stat
 def test_the_rate_is_drawn_towards_a_half_where_little_is_known(tmp_path):
     ledger = recorded(tmp_path, {"a": [0, 0], "b": [1, 1, 1, 1, 1, 1, 1, 1], "c": [-1, 3]})
     assert ledger.rate("a") == 0.25 and ledger.rate("b") == 1 and ledger.rate("never seen") == 0.5
-    assert ledger.measured_rates() == [0, 1, 0.5]
+    assert ledger.measured_rates() == ([0, 1, 0.5], [2, 8, 2])
 
 
 def test_a_nameless_problem_goes_by_its_prompt(tmp_path):

@@ -36,7 +36,7 @@ class Sampler:
         self.runner = Runner(model, limits.block_size)
         self.tokens_sampled = 0
         self.tokens_read = 0
-        self._arrivals = count()
+        self._arrivals = count(1)
         self._numbers = count(1)
         self._policies: dict[Adapter | None, int] = {None: 0}
 
@@ -45,10 +45,16 @@ class Sampler:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def add(
-        self, request: SampleRequest, adapter: Adapter | None, on_done: OnDone, on_tokens: OnTokens | None = None
+        self,
+        request: SampleRequest,
+        adapter: Adapter | None,
+        on_done: OnDone,
+        on_tokens: OnTokens | None = None,
+        urgent: bool = False,
     ) -> Group:
         """Queues a request to the base model with the adapter, which must not change any more. `on_done` is called
-        with the response or the error, during some later step; the returned group is what `cancel` wants."""
+        with the response or the error, during some later step; the returned group is what `cancel` wants. An `urgent`
+        one goes before all that wait."""
         room = self._limits.max_blocks * self._limits.block_size
         max_tokens = tokens_to_draw(request, self._model.facts, room)
         params, prompt = request.sampling_params, request.prompt.to_ints()
@@ -64,7 +70,7 @@ class Sampler:
             max_tokens=max_tokens,
             stop_ids=eos | frozenset(params.stop_ids),
             seed=seed,
-            arrival=next(self._arrivals),
+            arrival=-next(self._arrivals) if urgent else next(self._arrivals),
             on_done=on_done,
             on_tokens=on_tokens,
             tokenizer=self._model.tokenizer if params.stop_strings else None,
@@ -78,11 +84,12 @@ class Sampler:
 
     def step(self) -> bool:
         """Moves everything that runs one token on; whether there is more to do."""
+        self._model.use_threads()
         plan = self.scheduler.schedule()
         drawn = self.runner.run(plan)
         self.scheduler.commit(plan)
-        self.tokens_read += sum(work.count for work in plan.work)
-        self.tokens_sampled += len(drawn)
+        self.tokens_read += sum(work.count for work in plan.work if not work.sequence.group.urgent)
+        self.tokens_sampled += sum(not item.sequence.group.urgent for item in drawn)
         for item in drawn:
             if not item.sequence.group.done:
                 self._append(item)

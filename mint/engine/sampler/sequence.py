@@ -46,6 +46,11 @@ class Group:
     done: bool = False
 
     @property
+    def urgent(self) -> bool:
+        """The engine's own business, ahead of all that was asked for and not counted with it."""
+        return self.arrival < 0
+
+    @property
     def params(self) -> SamplingParams:
         return self.request.sampling_params
 

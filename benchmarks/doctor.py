@@ -1,0 +1,164 @@
+"""How often the doctor names a planted fault, and how often it cries wolf: real runs of the bundled model.
+
+    python benchmarks/doctor.py            # all runs again (about ten minutes), results and docs/doctor.md
+    python benchmarks/doctor.py --record   # also packs the faulty runs into tests/data/doctor_runs.tar.xz
+    python benchmarks/doctor.py --report   # only docs/doctor.md, from the committed results
+
+Faults and clean runs are in faults.py. Prints a table, then one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from faults import CLEAN, FAULTS, Fault
+from rich.progress import track
+
+import mint
+from mint.rl.doctor import diagnose
+from mint.rl.doctor.evidence import read_evidence
+from mint.rl.doctor.report import examine
+from mint.rl.rundir import read_jsonl, write_jsonl
+from mint.rl.train import train
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "doctor.json"
+RECORDED = ROOT / "tests" / "data" / "doctor_runs.tar.xz"
+PAGE = ROOT / "docs" / "doctor.md"
+TEXT = ROOT / "benchmarks" / "doctor_page.md"
+KEPT = ("config.json", "metrics.jsonl", "rollouts")
+PLACES = ("log_path", "base_url", "dataset_source")
+DECIMALS = 6
+
+
+def folder_name(fault: Fault) -> str:
+    return fault.name.replace(" ", "_").replace(",", "").replace("'", "")
+
+
+def run(fault: Fault, folder: Path, service: mint.ServiceClient) -> dict[str, Any]:
+    with fault.run_with(folder / folder_name(fault)) as config:
+        run_dir = train(config, service)
+    findings = diagnose(run_dir)
+    live = [line["kind"] for line in read_jsonl(run_dir.health_file) if "kind" in line]
+    seconds = time.perf_counter()
+    examine(read := read_evidence(run_dir))
+    seconds = time.perf_counter() - seconds
+    return {
+        "name": fault.name,
+        "steps": len(read.steps),
+        "expected": fault.finding,
+        "findings": [{"kind": f.kind, "severity": f.severity, "sentence": f.sentence} for f in findings],
+        "live": live,
+        "milliseconds_a_look": round(1000 * seconds, 1),
+        "seconds_a_step": round(statistics.median(s.metrics["time/total"] for s in read.steps), 3),
+    }
+
+
+def record(folder: Path) -> None:
+    """The faulty runs as the tests read them: without what no check looks at, numbers cut to what matters."""
+    for file in folder.glob("*/config.json"):
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps({name: value for name, value in config.items() if name not in PLACES}))
+    for file in folder.glob("*/rollouts/*.jsonl"):
+        write_jsonl(file, [_rounded(line) for line in read_jsonl(file)])
+    RECORDED.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(RECORDED, "w:xz", preset=9) as archive:
+        for fault in FAULTS:
+            for name in KEPT:
+                archive.add(folder / folder_name(fault) / name, f"{folder_name(fault)}/{name}", filter=_anonymous)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DECIMALS)
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return {key: _rounded(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def named(result: dict[str, Any]) -> bool:
+    return bool(result["findings"]) and result["findings"][0]["kind"] == result["expected"]
+
+
+def above_notice(result: dict[str, Any]) -> list[str]:
+    return [finding["kind"] for finding in result["findings"] if finding["severity"] != "notice"]
+
+
+def page(results: dict[str, Any]) -> str:
+    faults, clean = results["faults"], results["clean"]
+    rows = ["| planted | first in the report | also | said while running |", "|---|---|---|---|"]
+    for result in faults:
+        kinds = [finding["kind"] for finding in result["findings"]]
+        first = f"`{kinds[0]}`" if kinds else "nothing"
+        wrong = "" if named(result) else f" (expected `{result['expected']}`)"
+        also = ", ".join(kinds[1:]) or " "
+        live = "yes" if result["expected"] in result["live"] else "no"
+        rows.append(f"| {result['name']} | {first}{wrong} | {also} | {live} |")
+    clean_rows = ["| clean run | above notice | notices |", "|---|---|---|"]
+    for result in clean:
+        notices = ", ".join(f["kind"] for f in result["findings"] if f["severity"] == "notice") or " "
+        clean_rows.append(f"| {result['name']} | {', '.join(above_notice(result)) or 'none'} | {notices} |")
+    alarmed = sum(bool(above_notice(result)) for result in clean)
+    milliseconds = statistics.median(r["milliseconds_a_look"] for r in [*faults, *clean])
+    seconds = statistics.median(r["seconds_a_step"] for r in [*faults, *clean])
+    return TEXT.read_text().format(
+        faults=len(faults),
+        named=sum(map(named, faults)),
+        live=sum(result["expected"] in result["live"] for result in faults),
+        clean=len(clean),
+        alarmed=alarmed,
+        bound=f"{1 - 0.05 ** (1 / len(clean)):.0%}" if not alarmed else "see the table",
+        fault_table="\n".join(rows),
+        clean_table="\n".join(clean_rows),
+        milliseconds=milliseconds,
+        share=milliseconds / 1000 / (5 * seconds),
+        hardware=results["hardware"],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args()
+    if not options.report:
+        service = mint.ServiceClient()
+        with tempfile.TemporaryDirectory() as folder:
+            results: dict[str, Any] = {"hardware": f"{os.cpu_count()} cores, {platform.machine()}"}
+            for kind, runs in (("faults", FAULTS), ("clean", CLEAN)):
+                results[kind] = [run(fault, Path(folder), service) for fault in track(runs, kind)]
+            if options.record:
+                record(Path(folder))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(page(results))
+    for result in results["faults"]:
+        print("named " if named(result) else "MISSED", result["name"], [f["kind"] for f in result["findings"]])
+    for result in results["clean"]:
+        print("quiet " if not above_notice(result) else "WOLF  ", result["name"], above_notice(result))
+    summary = {
+        "faults": len(results["faults"]),
+        "named": sum(map(named, results["faults"])),
+        "clean": len(results["clean"]),
+        "false_alarms": sum(bool(above_notice(result)) for result in results["clean"]),
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

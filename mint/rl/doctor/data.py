@@ -1,0 +1,61 @@
+"""The problems: whether the holdout is trained on, and whether they are different problems at all."""
+
+from __future__ import annotations
+
+from mint.rl.doctor.evidence import Evidence
+from mint.rl.doctor.finding import Finding, shown
+
+LEAK_ALARM = 0.1
+"""Of the training prompts or of the holdout: from here up a tenth of the measured progress may be memory."""
+FEWEST_GROUPS = 12
+
+
+def check(run: Evidence) -> list[Finding]:
+    return [finding for finding in (_leaked(run), _same_prompt(run)) if finding]
+
+
+def _leaked(run: Evidence) -> Finding | None:
+    """By prompt or by name: the same problem may be asked in two forms."""
+    held_out = {s.problem: s.prompt_key for e in run.evaluations for s in e.samples}
+    trained = {s.problem: s.prompt_key for s in run.samples}
+    prompts = set(trained.values())
+    both = {problem for problem, prompt in held_out.items() if problem in trained or prompt in prompts}
+    if not both:
+        return None
+    share = max(len(both) / len(held_out), len(both) / len(trained))
+    return Finding(
+        "leaked_holdout",
+        "alarm" if share >= LEAK_ALARM else "warning",
+        run.span,
+        f"{len(both)} of the {len(held_out)} held-out problems were trained on in these steps: the holdout measures "
+        "memory there, not skill.",
+        "Split by problem before anything else (mint.rl.datasets.holdout_split; equal prompts must fall on one "
+        "side), or leave the test set to the loop (holdout=0.1).",
+        0.98,
+        {
+            "held-out problems trained on": len(both) / len(held_out),
+            "of the training problems": len(both) / len(trained),
+        },
+        shown(s for s in run.samples if s.problem in both or s.prompt_key in {held_out[problem] for problem in both}),
+    )
+
+
+def _same_prompt(run: Evidence) -> Finding | None:
+    groups = [group for step in run.steps for group in step.groups]
+    prompts = {group[0].prompt_key for group in groups}
+    if len(groups) < FEWEST_GROUPS or len(prompts) > 1:
+        return None
+    named = len({group[0].problem for group in groups})
+    answers = {s.reference for group in groups for s in group if s.reference is not None}
+    wrong = named > 1 or len(answers) > 1
+    return Finding(
+        "same_prompt",
+        "alarm" if wrong else "warning",
+        run.span,
+        f"All {len(groups)} groups have the same prompt" + (" although the problems differ." if wrong else "."),
+        "A function made in a loop sees the loop's last value: bind the problem when it is made (functools.partial, or "
+        "a default argument).",
+        0.97 if wrong else 0.6,
+        {"groups": len(groups), "different prompts": 1, "problems": named},
+        shown(group[0] for group in groups),
+    )

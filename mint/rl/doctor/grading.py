@@ -1,0 +1,149 @@
+"""The grader: whether it fails, contradicts itself, rejects right answers or prefers wrong ones."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from mint.rl.doctor.evidence import Evidence, Sample
+from mint.rl.doctor.finding import Finding, shown
+from mint.rl.doctor.statistics import correlation
+from mint.rl.metrics import GOOD_REWARD
+
+ERROR_TERM = re.compile(r"error|exception|crash|fail(ed|ure)|timeout", re.IGNORECASE)
+SUCCESS_TERM = re.compile(
+    r"correct|accura|\bacc\b|success|solved|right|pass|exact|match|gold|true|oracle|judge|grader|verif|quality|win",
+    re.IGNORECASE,
+)
+"""Terms that measure what is wanted, by their name; others (format, cost, lengths) need not go with the reward."""
+SOME_ERRORS, MANY_ERRORS = 0.05, 0.25
+FEWEST_ROLLOUTS = 32
+FEWEST_PAIRS = 20
+"""Pairs of equal answers; were one in four graded differently by a fair coin, five or more would be."""
+
+
+def check(run: Evidence) -> list[Finding]:
+    found = (_errors(run), _contradicts(run), _sign(run), _rejects_reference(run))
+    return [finding for finding in found if finding]
+
+
+def success_of(sample: Sample) -> float | None:
+    """What is known of an answer's worth beside its reward: a term that says so, or the reference in the response."""
+    for name, value in sample.terms.items():
+        if SUCCESS_TERM.search(name) and not ERROR_TERM.search(name) and value != sample.reward:
+            return value
+    if sample.agrees is not None:
+        return float(sample.agrees)
+    return next((v for name, v in sample.terms.items() if SUCCESS_TERM.search(name)), None)
+
+
+def _errors(run: Evidence) -> Finding | None:
+    lost = sum(step.metrics.get("rollout_errors/total", 0.0) for step in run.steps)
+    rollouts = len(run.samples)
+    terms = [s for s in run.samples if any(ERROR_TERM.search(name) and value for name, value in s.terms.items())]
+    attempts = rollouts + lost
+    share = (lost + len(terms)) / attempts if attempts else 0.0
+    if attempts < FEWEST_ROLLOUTS or share < SOME_ERRORS:
+        return None
+    kinds: dict[str, float] = defaultdict(float)
+    for step in run.steps:
+        for name, value in step.metrics.items():
+            kind = name.removeprefix("rollout_errors/")
+            if kind != name and kind not in ("total", "groups_skipped"):
+                kinds[kind] += value
+    for sample in terms:
+        for name, value in sample.terms.items():
+            if ERROR_TERM.search(name) and value:
+                kinds[name] += 1
+    most = max(kinds, key=lambda kind: kinds[kind]) if kinds else "unknown"
+    return Finding(
+        "grader_errors",
+        "alarm" if share >= MANY_ERRORS else "warning",
+        run.span,
+        f"{share:.0%} of the rollouts fail in the environment or the grader, mostly with {most}: they are lost or "
+        "graded as wrong, whatever the answer was.",
+        f"Call the grader on the two answers by hand and mend {most}; logs.log has the messages. Leaving failures out "
+        "also biases training towards what is easy to grade.",
+        0.95 if share >= MANY_ERRORS else 0.7,
+        {"failed": share, "of rollouts": attempts} | {f"{kind}": count for kind, count in list(kinds.items())[:4]},
+        shown([*terms, *run.samples]),
+    )
+
+
+def _contradicts(run: Evidence) -> Finding | None:
+    """Equal answers to one problem, in one group, with different rewards."""
+    pairs: list[tuple[Sample, Sample]] = []
+    for step in run.steps:
+        for group in step.groups:
+            by_answer: dict[int, list[Sample]] = defaultdict(list)
+            for sample in group:
+                by_answer[sample.completion_key].append(sample)
+            pairs += [(same[0], other) for same in by_answer.values() for other in same[1:]]
+    rewards = [s.reward for s in run.samples]
+    if len(pairs) < FEWEST_PAIRS or np.std(rewards) == 0:
+        return None
+    # By how much equal answers differ, against how much any two answers differ; a judge's small noise stays small here.
+    apart = float(np.mean([(a.reward - b.reward) ** 2 for a, b in pairs])) / (2 * float(np.var(rewards)))
+    different = [pair for pair in pairs if abs(pair[0].reward - pair[1].reward) > 1e-6]
+    if apart < 0.2 or len(different) < 5:
+        return None
+    return Finding(
+        "contradictory_grades",
+        "alarm" if apart >= 0.5 else "warning",
+        run.span,
+        f"The same answer to the same question earns different rewards ({len(different)} of {len(pairs)} pairs): the "
+        "grader is random, depends on something hidden, or rewards reach the wrong rollout.",
+        "Grade one answer twice; if that is steady, follow one reward from the grader to its rollout (order of a list, "
+        "shared state between environments).",
+        0.95 if apart >= 0.5 else 0.7,
+        {"pairs of equal answers": len(pairs), "graded differently": len(different) / len(pairs), "noise share": apart},
+        shown(different[0]),
+    )
+
+
+def _known(samples: Sequence[Sample]) -> list[tuple[Sample, float]]:
+    return [(s, value) for s in samples if (value := success_of(s)) is not None]
+
+
+def _sign(run: Evidence) -> Finding | None:
+    known = _known(run.samples)
+    r = correlation([s.reward for s, _ in known], [value for _, value in known])
+    if r is None or r > -0.3 or abs(r) * np.sqrt(len(known)) < 6:
+        return None
+    paid = sorted(known, key=lambda pair: pair[1] - pair[0].reward)
+    return Finding(
+        "reward_sign",
+        "alarm",
+        run.span,
+        "Wrong answers earn more than right ones: the reward goes against the check of the answer (their "
+        f"correlation is {r:+.2f}). The sign of the reward is probably flipped.",
+        "Grade a right and a wrong answer by hand and mend the sign (or the order of a subtraction, a distance used as "
+        "a reward, a loss returned where a score is wanted).",
+        0.98,
+        {"correlation of reward and success": r, "rollouts": len(known)},
+        shown(s for s, _ in (paid[0], paid[-1])),
+    )
+
+
+def _rejects_reference(run: Evidence) -> Finding | None:
+    """Answers that hold the reference and earn as little as any."""
+    agreeing = [s for s in run.samples if s.agrees]
+    lowest = min((s.reward for s in run.samples), default=0.0)
+    rejected = [s for s in agreeing if s.reward <= lowest < GOOD_REWARD]
+    if len(agreeing) < 16 or len(rejected) < 0.8 * len(agreeing) or _sign(run):
+        return None
+    return Finding(
+        "rejects_reference",
+        "alarm",
+        run.span,
+        f"{len(rejected)} answers contain the reference answer, and {len(rejected) / len(agreeing):.0%} of them earn "
+        "nothing: the grader does not recognise right answers.",
+        "Grade the two answers by hand; usual causes are a format nobody taught the model, a stray space, a number "
+        "compared with a string.",
+        0.9,
+        {"answers with the reference": len(agreeing), "rejected": len(rejected) / len(agreeing)},
+        shown(rejected),
+    )

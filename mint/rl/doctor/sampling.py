@@ -1,0 +1,114 @@
+"""Sampling settings that change under a run: the temperature above all, logged or not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mint.rl.doctor.evidence import Evidence, Step
+from mint.rl.doctor.finding import Finding, shown
+
+AROUND = 3
+"""Steps on either side of a jump, at least."""
+JUMP = 4.5
+"""Standard errors: every step of a window is a place where one could be."""
+FACTOR = 1.5
+BETTER_FIT = 0.8
+"""Two levels must leave at most this much of the scatter that a straight line leaves."""
+LITTLE, MOSTLY = 0.4, 0.7
+"""Share of the jump, in logarithms, that the evaluations show as well: little, and it is the sampling that changed;
+most of it, and it is the policy."""
+LARGE = 0.25
+
+
+def check(run: Evidence) -> list[Finding]:
+    found = _logged(run) or _jump(run)
+    return [found] if found else []
+
+
+def _logged(run: Evidence) -> Finding | None:
+    """The records say so."""
+    numbers, values = run.series("sampling/temperature")
+    jumps = np.abs(np.diff(values))
+    if not len(jumps) or jumps.max() < 1e-6:
+        return None
+    scheduled = not isinstance(run.config.get("temperature"), int | float)
+    at = int(jumps.argmax()) + 1
+    if scheduled and jumps.max() < LARGE:
+        return None
+    step = next(s for s in run.steps if s.number == numbers[at])
+    return Finding(
+        "temperature_changed",
+        "notice" if scheduled else "warning",
+        (numbers[at], numbers[at]),
+        f"The sampling temperature goes from {values[at - 1]:g} to {values[at]:g} at step {numbers[at]}"
+        + (", as scheduled." if scheduled else ", which the configuration does not say."),
+        "Rewards before and after are not comparable; keep the temperature or change it slowly by a schedule "
+        '("linear 1.0 -> 0.7").',
+        0.5 if scheduled else 0.95,
+        {"before": float(values[at - 1]), "after": float(values[at])},
+        shown(step.samples),
+    )
+
+
+def _surprise(step: Step) -> tuple[float, float]:
+    """Mean and its standard error, groups being the independent draws."""
+    groups = [float(np.mean([s.surprise for s in group])) for group in step.groups]
+    return float(np.mean(groups)), float(np.std(groups, ddof=1)) / math.sqrt(len(groups))
+
+
+def _jump(run: Evidence) -> Finding | None:
+    """The answers become less or more likely from one step to the next, by more than one update explains."""
+    steps = [step for step in run.steps if len(step.groups) > 2]
+    if len(steps) < 2 * AROUND or not run.complete:
+        return None
+    means, errors = np.array([_surprise(step) for step in steps]).T
+    sure, at = max((_jump_at(means, errors, at), at) for at in range(AROUND, len(steps) - AROUND + 1))
+    if sure < JUMP:
+        return None
+    before, after = float(means[:at].mean()), float(means[at:].mean())
+    number = steps[at].number
+    held = _held_out(run, number)
+    explained = math.log(held) / math.log(after / before) if held is not None else None
+    if explained is not None and explained > MOSTLY:
+        return None
+    same_policy = explained is not None and explained < LITTLE
+    return Finding(
+        "temperature_changed",
+        "alarm" if same_policy else "warning",
+        (number, number),
+        f"From step {number} on sampled answers are {'less' if after > before else 'more'} likely under the policy "
+        f"than before, at one stroke ({before:.2g} to {after:.2g} nats a token)"
+        + (", while the evaluations, drawn at their own temperature, are not: " if same_policy else ": ")
+        + "the sampling temperature (or top-p, or the prompt) changed in the middle of the run.",
+        "Compare the sampling parameters before and after this step (a wrapper, a client default, an environment that "
+        "sets its own). If nothing changed there, the update before this step did it: see the gradient norm.",
+        0.93 if same_policy else 0.6,
+        {"entropy before": before, "entropy after": after, "standard errors": sure}
+        | ({} if held is None else {"same ratio in evaluations": held}),
+        shown([*steps[at].samples[:1], *steps[at - 1].samples[:1]]),
+    )
+
+
+def _jump_at(means: np.ndarray, errors: np.ndarray, at: int) -> float:
+    """By how many standard errors the levels before and after `at` differ; 0 where a slow drift fits as well."""
+    before, after = means[:at], means[at:]
+    error = math.hypot(*(np.sqrt((part**2).sum()) / len(part) for part in (errors[:at], errors[at:])))
+    levels = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+    steps = np.arange(len(means))
+    drift = ((means - np.polyval(np.polyfit(steps, means, 1), steps)) ** 2).sum()
+    factor = max(before.mean(), after.mean()) / max(min(before.mean(), after.mean()), 1e-6)
+    if factor < FACTOR or levels > BETTER_FIT * drift:
+        return 0.0
+    return float(abs(after.mean() - before.mean()) / max(error, 1e-9))
+
+
+def _held_out(run: Evidence, number: int) -> float | None:
+    """By what factor the evaluations' surprise changed across the step."""
+    before = [e for e in run.evaluations if e.version < number]
+    after = [e for e in run.evaluations if e.version >= number]
+    if not before or not after:
+        return None
+    old, new = (float(np.mean([s.surprise for s in e.samples])) for e in (before[-1], after[0]))
+    return new / old if old > 0 and new > 0 else None

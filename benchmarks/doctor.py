@@ -4,7 +4,7 @@
     python benchmarks/doctor.py --record   # also packs the faulty runs into tests/data/doctor_runs.tar.xz
     python benchmarks/doctor.py --report   # only docs/doctor.md, from the committed results
 
-Faults and clean runs are in faults.py. Prints a table, then one line of JSON.
+Faults and clean runs are in planted_faults.py. Prints a table, then one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults import CLEAN, FAULTS, Fault
+from planted_faults import CLEAN, FAULTS, Fault
 from rich.progress import track
 
 import mint

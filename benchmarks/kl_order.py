@@ -119,12 +119,7 @@ def at_the_end(result: dict[str, Any], what: str) -> float:
     return statistics.mean(result[what][-LAST:])
 
 
-def main() -> None:
-    service = mint.ServiceClient()
-    planned = [(coef, seed) for seed in SEEDS for coef in COEFFICIENTS]
-    results = [run(service, LetterDatasetBuilder(seed), 1e-3, coef) for coef, seed in track(planned, "training")]
-    recipe = run(service, AdditionDatasetBuilder(groups_per_batch=8, group_size=4, num_batches=10), 1e-5, 0.05)
-
+def report(results: list[dict[str, Any]], recipe: dict[str, Any]) -> None:
     rows, means = [], []
     for coef in COEFFICIENTS:
         runs = [r for r in results if r["kl_penalty_coef"] == coef]
@@ -140,6 +135,14 @@ def main() -> None:
     stored = {"machine": machine(), "ordered": ordered, "results": results, "starting_recipe": recipe}
     RESULTS.write_text(json.dumps(stored) + "\n")
     print(json.dumps({"ordered": ordered, "kl": dict(zip(map(str, COEFFICIENTS), means, strict=True))}))
+
+
+def main() -> None:
+    service = mint.ServiceClient()
+    planned = [(coef, seed) for seed in SEEDS for coef in COEFFICIENTS]
+    results = [run(service, LetterDatasetBuilder(seed), 1e-3, coef) for coef, seed in track(planned, "training")]
+    recipe = run(service, AdditionDatasetBuilder(groups_per_batch=8, group_size=4, num_batches=10), 1e-5, 0.05)
+    report(results, recipe)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults import BASE, Additions
+from planted_faults import BASE, Additions
 from rich.progress import track
 
 import mint

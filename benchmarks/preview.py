@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from faults import BASE, Additions
+from planted_faults import BASE, Additions
 from rich.progress import track
 
 import mint

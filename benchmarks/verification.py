@@ -135,7 +135,7 @@ def main() -> None:
         wide = wide_model(Path(folder), args.layers)
         for label, model in (("mint/tiny", "mint/tiny"), (f"{args.layers} x 1024 wide", wide)):
             rows.append(measure(label, model, device, args.steps))
-            line = "{model:>15}: proof {proof_ms:.1f} ms, {share:.2%} of the step; largest gap {gap_mean:.2g} on average, {gap_max:.2g} at most"
+            line = "{model:>15}: proof {proof_ms:.1f} ms, {share:.2%} of it; gap {gap_mean:.2g}, {gap_max:.2g} at most"
             print(line.format(**rows[-1]))
     result = {"hardware": hardware, "dtype": "float32" if device is None else "bfloat16", "rows": rows}
     if args.out:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from mint.errors import BadRequest
 from mint.proto import MESSAGES
@@ -249,12 +250,14 @@ def sample_request_to_json(request: SampleRequest) -> dict[str, Any]:
 
 
 _SAMPLE_ADDRESS = ["sampling_session_id", "seq_id", "base_model", "model_path", "type"]
-_SAMPLE_IGNORED = ["record_stability_info"]  # serves only the loss stable_reinforce, which is refused by name
+_STABILITY = "record_stability_info"
 
 
 def sample_call_from_json(value: Any) -> SampleCall:
     asked = [f.name for f in dataclasses.fields(SampleRequest)]
-    given = fields_of(value, "the request", [*asked, *_SAMPLE_ADDRESS, *_SAMPLE_IGNORED], ["prompt"])
+    given = fields_of(value, "the request", [*asked, *_SAMPLE_ADDRESS, _STABILITY], ["prompt"])
+    if _typed(given, _STABILITY, bool):
+        raise BadRequest(f"{_STABILITY} serves only the loss stable_reinforce, which is not here; leave it out.")
     targets = given.get("target_prompt_logprobs")
     request = SampleRequest(
         prompt=model_input_from_json(given["prompt"]),
@@ -397,8 +400,32 @@ def _parse(name: str, body: bytes) -> Any:
         raise BadRequest(f"the body is not a valid protobuf {name}: {error}") from error
 
 
+def _refuse_unknown(message: Any, body: bytes) -> None:
+    """Fields of a newer protocol, which would otherwise be dropped without a word."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        where, number = next(_unknown_fields(_parse(message.DESCRIPTOR.name, body)))
+        known = ", ".join(f"{f.number} {f.name}" for f in where.DESCRIPTOR.fields)
+        raise BadRequest(
+            f"{where.DESCRIPTOR.name} has unknown field number {number}; this server knows {known}. The client may be "
+            "newer than the server."
+        )
+
+
+def _unknown_fields(message: Any) -> Iterator[tuple[Any, int]]:
+    yield from ((message, field.field_number) for field in UnknownFieldSet(message))
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            entries = value.values() if field.message_type.GetOptions().map_entry else value
+            for part in entries if field.is_repeated else [value]:
+                if hasattr(part, "ListFields"):
+                    yield from _unknown_fields(part)
+
+
 def forward_backward_from_proto(body: bytes) -> ForwardBackwardCall:
     message = _parse("ForwardBackwardRequest", body)
+    _refuse_unknown(message, body)
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         config[key] = value.text if value.WhichOneof("value") == "text" else value.number

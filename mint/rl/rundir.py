@@ -2,7 +2,8 @@
 
 It is the truth about a run and an API: resume, dashboard, doctor, bisect and plots read it and nothing else.
 
-    config.json                         the resolved configuration, one key a field of `rl.train.Config`
+    config.json                         the resolved configuration, one key a field of `rl.train.Config`, and the
+                                        file the dataset builder came from
     metrics.jsonl                       one object a step: `step` and every metric (names: `rl.metrics`)
     checkpoints.jsonl                   one `CheckpointRecord` a line, written once the server has acknowledged the save
     rollouts/step_NNNNNN.jsonl          one `RolloutRecord` a line, what step N trained on

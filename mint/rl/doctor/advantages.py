@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from mint.rl.data_processing import REWARD_TOLERANCE
 from mint.rl.doctor.evidence import Evidence, Sample
 from mint.rl.doctor.finding import Finding, shown
@@ -13,24 +15,23 @@ WRONG = 0.05
 """Share of pairs in the wrong order. Every estimator is monotone in the reward, so a right loop has none; a KL penalty
 shifts what is sent, and then a quarter is allowed."""
 WRONG_WITH_KL = 0.25
+FEWEST_TRAINED = 16
 
 
 def check(run: Evidence) -> list[Finding]:
-    return [finding for finding in (_wrong_sample(run), _uneven(run)) if finding]
+    return [finding for finding in (_wrong_sample(run), _uneven(run), _kl_outweighs(run)) if finding]
 
 
 def _wrong_sample(run: Evidence) -> Finding | None:
     kl = bool(run.config.get("kl_penalty_coef"))
     for what, value, limit in (
-        ("computed", lambda s: s.advantage, WRONG),
+        ("given", lambda s: s.advantage, WRONG),
         ("sent", lambda s: s.sent, WRONG_WITH_KL if kl else WRONG),
     ):
         pairs, wrong = _pairs(run, value)
         share = len(wrong) / pairs if pairs else 0.0
         if pairs < FEWEST_PAIRS or share < limit:
             continue
-        if kl and what == "sent":
-            return _kl_outweighs(run, pairs, share, wrong)
         flipped = share > 0.95
         return Finding(
             "wrong_advantage",
@@ -49,19 +50,26 @@ def _wrong_sample(run: Evidence) -> Finding | None:
     return None
 
 
-def _kl_outweighs(run: Evidence, pairs: int, share: float, wrong: list[tuple[Sample, Sample]]) -> Finding:
-    """The advantages were right before the penalty went in."""
-    coefficient = float(run.config["kl_penalty_coef"])
+def _kl_outweighs(run: Evidence) -> Finding | None:
+    """The penalty spreads the advantages of one answer's tokens, which without it are all alike."""
+    coefficient = run.config.get("kl_penalty_coef") or 0.0
+    trained = [s for s in run.samples if s.sent is not None]
+    weight = float(np.sum([abs(s.advantage or 0.0) for s in trained]))
+    if not coefficient or len(trained) < FEWEST_TRAINED or not weight:
+        return None
+    share = float(np.sum([s.sent_spread for s in trained])) / weight
+    if share < 1:
+        return None
     return Finding(
         "kl_outweighs_reward",
         "warning",
         run.span,
-        f"With kl_penalty_coef={coefficient:g} the penalty turns the order of {share:.0%} of the pairs around: the "
-        "policy is trained to stay where it is rather than to earn more.",
+        f"With kl_penalty_coef={coefficient:g} the penalty moves advantages by {share:.1f} times what the reward "
+        "makes of them: the policy is trained to stay where it is rather than to earn more.",
         "Divide the coefficient by ten; 0.01 to 0.1 is usual.",
         0.9,
-        {"pairs": pairs, "turned around": share, "kl_penalty_coef": coefficient},
-        shown(wrong[0]),
+        {"penalty against reward": share, "kl_penalty_coef": coefficient},
+        shown(sorted(trained, key=lambda s: -s.sent_spread)),
     )
 
 
@@ -84,7 +92,7 @@ def _pairs(run: Evidence, value: Callable[[Sample], float | None]) -> tuple[int,
 def _uneven(run: Evidence) -> Finding | None:
     trained = [s for s in run.samples if s.sent is not None]
     uneven = [s for s in trained if s.uneven]
-    if len(trained) < 16 or len(uneven) < 0.5 * len(trained):
+    if len(trained) < FEWEST_TRAINED or len(uneven) < 0.5 * len(trained):
         return None
     return Finding(
         "mask",

@@ -6,7 +6,6 @@ So the loop can keep a window of it in memory, and a report on a long run reads 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from mint.rl.hashing import stable_hash
 from mint.rl.rundir import Json, RolloutRecord, RunDir
 
 SHOWN_CHARACTERS = 160
+PIECE_HASH = np.array([1, 1_000_003, 998_244_353, 6_700_417], dtype=np.int64)
+"""Four tokens as one number, the same only for the same four as far as counting goes."""
 LOGPROBS_KEPT = 32
 """Of the first tokens of an evaluation's answers, to see whether the policy moved."""
 CUT_OFF = frozenset({"max_tokens", "max_sampled_tokens", "context_overflow"})
@@ -25,6 +26,7 @@ END_TOKEN = re.compile(
     r"<\|?(/s|eos|end|eot|eot_id|eom_id|im_end|endoftext|end_of_text|end_of_turn|end_of_sentence)\|?>|\[(EOS|SEP)\]"
 )
 SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(eos|bos|pad)>")
+NOT_TEXT = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ue000-\uf8ff]")
 EVALUATION = "test"
 """The loop's own evaluator; further ones measure other things."""
 
@@ -49,6 +51,8 @@ class Sample:
     advantage: float | None
     sent: float | None
     """Mean advantage of its trained tokens as the trainer got it."""
+    sent_spread: float
+    """Mean distance of its tokens' advantages from that mean, which is the KL penalty's doing."""
     uneven: bool
     """Some of its trained tokens were sent with no advantage, and others with one."""
     version: int
@@ -167,6 +171,7 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
     logs = record.turns[-1].logs if record.turns else {}
     reference = str(logs["reference"]) if "reference" in logs else None
     gap, shifted = _gaps(record)
+    sent, spread = _sent(record)
     return Sample(
         step=record.step,
         group=record.group,
@@ -180,7 +185,8 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
         reward=record.reward,
         terms=record.reward_terms,
         advantage=record.advantage,
-        sent=_sent(record),
+        sent=sent,
+        sent_spread=spread,
         uneven=_uneven(record),
         version=record.policy_version,
         temperature=record.temperature,
@@ -208,11 +214,11 @@ def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _sent(record: RolloutRecord) -> float | None:
+def _sent(record: RolloutRecord) -> tuple[float | None, float]:
     if record.advantages is None:
-        return None
-    nonzero = [a for a in record.advantages if a]
-    return float(np.mean(nonzero)) if nonzero else 0.0
+        return None, 0.0
+    nonzero = np.array([a for a in record.advantages if a])
+    return (float(nonzero.mean()), float(np.abs(nonzero - nonzero.mean()).mean())) if len(nonzero) else (0.0, 0.0)
 
 
 def _uneven(record: RolloutRecord) -> bool:
@@ -238,8 +244,10 @@ def _gaps(record: RolloutRecord) -> tuple[float | None, float | None]:
 
 def _repeats(tokens: Sequence[int]) -> bool:
     """Half of the pieces of four tokens stand elsewhere in the answer too."""
-    pieces = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
-    return len(pieces) >= 4 and len(set(pieces)) <= len(pieces) / 2
+    if len(tokens) < 7:
+        return False
+    pieces = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens, dtype=np.int64), 4) @ PIECE_HASH
+    return len(np.unique(pieces)) <= len(pieces) / 2
 
 
 def _agrees(reference: str | None, response: object) -> bool | None:
@@ -263,15 +271,11 @@ def _misread(record: RolloutRecord) -> str | None:
 
 
 def _garbled(text: str, limit: float) -> bool:
-    """More than `limit` of the characters are ones no tokenizer should give for text: replacements, control codes."""
-    odd = sum(c == "\ufffd" or (unicodedata.category(c) in ("Cc", "Cn", "Co") and c not in "\n\t\r") for c in text)
-    return odd > limit * len(text)
+    """More than `limit` of the characters are ones that text does not have: replacements, control codes."""
+    return len(NOT_TEXT.findall(text)) > limit * len(text)
 
 
 def _end_inside(record: RolloutRecord) -> bool:
     """Within a turn's answer, before its last token."""
-    return any(
-        END_TOKEN.fullmatch(piece.strip())
-        for turn in record.turns
-        for piece in record.completion_pieces[turn.start : max(turn.end - 1, turn.start)]
-    )
+    pieces = {piece for turn in record.turns for piece in record.completion_pieces[turn.start : max(turn.end - 1, 0)]}
+    return any(END_TOKEN.fullmatch(piece.strip()) for piece in pieces)

@@ -66,7 +66,7 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "mismatch": frozenset({"stale_sampler", "shifted_logprobs"}),
     "staleness": frozenset({"stale_sampler"}),
     "frozen": frozenset({"stale_sampler", "all_wrong", "all_right", "identical_samples", "group_of_one"}),
-    "learning_rate_small": frozenset({"frozen", "stale_sampler"}),
+    "learning_rate_small": frozenset({"frozen", "stale_sampler", "kl_outweighs_reward"}),
     "no_progress": frozenset(
         {
             "frozen",

@@ -12,6 +12,9 @@ from mint.rl.rundir import Json, RolloutRecord, RunDir, append_jsonl, read_jsonl
 
 logger = logging.getLogger(__name__)
 
+KEPT_EVALUATIONS = 8
+"""Beside the first, with which all are compared."""
+
 
 class Watch:
     """Follows one run. A finding is told once, and again if it gets graver."""
@@ -35,7 +38,8 @@ class Watch:
 
     def add_evaluation(self, version: int, name: str, records: Sequence[RolloutRecord]) -> None:
         if self.every and name == EVALUATION:
-            self.evaluations.append(Evaluation(version, samples_of(records, keep=True)))
+            new = Evaluation(version, samples_of(records, keep=True))
+            self.evaluations = [*self.evaluations[:1], *self.evaluations[1:][-KEPT_EVALUATIONS:], new]
 
     def look_if_due(self, step: int) -> list[Finding]:
         return self.look(step) if self.every and (step + 1) % self.every == 0 else []

@@ -212,6 +212,9 @@ async def session(session_id: str, server: State, user: Caller, access_scope: Sc
         "sampler_ids": server.samplers.of_session(session_id),
         "user_metadata": row.user_metadata,
         "display_name": row.display_name,
+        "tags": row.tags,
+        "sdk_version": row.sdk_version,
+        "project_id": row.project_id,
     }
 
 

@@ -12,7 +12,7 @@ from mint.errors import BadRequest
 from mint.server import requests, steps
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
-from mint.server.checkpoints import lora_of
+from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
 from mint.server.routes import Caller, State, answer, envelope
 from mint.server.state import Server
@@ -105,6 +105,8 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
     if body.weights_access_token is not None:
         raise BadRequest("weights_access_token: this server shares checkpoints by publishing them; leave it out.")
     if body.model_id is not None and body.session_id is None and body.model_seq_id is None:
+        if body.base_model is not None or body.user_metadata is not None:
+            raise BadRequest("base_model and user_metadata are for a new model; loading into one that exists, drop them.")
         model = server.models.find(body.model_id, user)
         prepare = partial(steps.load, server, model, user, body.path, body.optimizer)
         return envelope(server.models.submit(model, body.seq_id, _same(body), prepare))
@@ -113,6 +115,9 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
     session = server.sessions.touch(body.session_id, user)
     source = server.checkpoints.resolve(body.path, user)
     run = server.checkpoints.run_of(source)
+    # An upload may call the same base model by another name.
+    if body.base_model not in (None, run.base_model) and not source.run_id.startswith(UPLOADS):
+        raise BadRequest(f"{body.path} was trained on {run.base_model}, not on {body.base_model}; leave base_model out.")
     promise = server.models.create(
         session,
         body.model_seq_id,

@@ -42,6 +42,7 @@ class FakeBackend:
         self.policies: dict[str, int] = {}
         self.adapters: dict[str, LoraConfig] = {}
         self.closed = False
+        self.generation = 0
         self._models = list(models)
         self._held: list[Callable[[], None]] | None = None
         self._lock = threading.Lock()
@@ -126,7 +127,7 @@ class FakeBackend:
 
     def save_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[int]:
         def work() -> int:
-            Path(folder).mkdir(parents=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / "adapter_config.json").write_text('{"r": 8}')
             (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
             return 16
@@ -145,9 +146,26 @@ class FakeBackend:
             raise BadRequest(f"there is no checkpoint folder {folder}.")
         return int.from_bytes(file.read_bytes()[:8], "little")
 
-    def snapshot(self, adapter: str, policy: str) -> Future[dict[str, float]]:
+    def save_state(self, adapter: str, folder: str) -> Future[int]:
+        def work() -> int:
+            Path(folder).mkdir(parents=True)
+            (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
+            return 8
+
+        return self._do("save_state", work, adapter, folder)
+
+    def load_state(self, adapter: str, folder: str) -> Future[None]:
+        def work() -> None:
+            self.steps[adapter] = self._saved(folder)
+
+        return self._do("load_state", work, adapter, folder)
+
+    def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
         def work() -> dict[str, float]:
             self.policies[policy] = self.steps[adapter]
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
             return {}
 
         return self._do("snapshot", work, adapter, policy)

@@ -100,10 +100,11 @@ class Store:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._engine = create_engine(f"sqlite:///{file}")
         event.listen(self._engine, "connect", _set_pragmas)
-        try:
-            Row.metadata.create_all(self._engine)
-        except OperationalError:  # another server on the same data made a table between our look and our try
-            Row.metadata.create_all(self._engine)
+        for table in Row.metadata.sorted_tables:
+            try:
+                table.create(self._engine, checkfirst=True)
+            except OperationalError:  # another server on the same data made it between our look and our try
+                table.create(self._engine, checkfirst=True)
         self._session = sessionmaker(self._engine, expire_on_commit=False)
 
     def close(self) -> None:
@@ -149,6 +150,6 @@ class Store:
 
 def _set_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

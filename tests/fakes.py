@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
-from mint.errors import BadRequest, Internal, NotFound
+from mint.errors import BadRequest, Internal, Interrupted, NotFound
 from mint.types import (
     AdamParams,
     Datum,
@@ -43,8 +43,10 @@ class FakeBackend:
         self.adapters: dict[str, LoraConfig] = {}
         self.closed = False
         self.generation = 0
+        self.deadly: str | None = None
+        """Method name of the calls that kill the engine."""
         self._models = list(models)
-        self._held: list[Callable[[], None]] | None = None
+        self._held: list[Callable[..., None]] | None = None
         self._lock = threading.Lock()
 
     # Control --------------------------------------------------------------------------------------------------------
@@ -58,6 +60,19 @@ class FakeBackend:
         for finish in held:
             finish()
 
+    def forget_held(self) -> None:
+        self._held = []
+
+    def lose_engine(self) -> None:
+        """As when the engine dies and another is started: what is held fails, and nothing is known any more."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            self.generation += 1
+        for state in (self.steps, self.policies, self.adapters):
+            state.clear()
+        for finish in held:
+            finish(True)
+
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
 
@@ -65,10 +80,15 @@ class FakeBackend:
         self.calls.append((name, *told))
         future: Future[Any] = Future()
 
-        def finish() -> None:
+        def finish(died: bool = False) -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                if name == self.deadly and not died:
+                    self.lose_engine()
+                    died = True
+                if died:
+                    raise Interrupted("the engine died")
                 if name in self.fail:
                     raise self.fail[name]
                 future.set_result(work())

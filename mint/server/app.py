@@ -57,7 +57,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         body = openai.error_body(status, text)
     else:
         body = {"detail": text}
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, {"retry-after": "1"} if status == 429 else None)
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:

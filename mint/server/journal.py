@@ -216,20 +216,17 @@ class Journal:
         live: list[Place] = []
         damage: Damaged | None = None
         for n in numbers:
-            try:
-                found = self._read_segment(n, last=n == numbers[-1])
-                if n > start and n - 1 not in headers:
-                    raise Damaged(f"{self.folder} is damaged: segment {n - 1} is missing.")
-            except (Damaged, OSError) as error:
-                damage = error if isinstance(error, Damaged) else Damaged(f"{self._log(n)} cannot be read: {error}")
-                if n >= start:
-                    break
-                log.error("%s Its results are lost; the model itself is not.", damage)
-                damage = None
-                continue
+            found, wrong = self._read_segment(n, last=n == numbers[-1])
+            if n > start and n - 1 not in headers:
+                wrong = Damaged(f"{self.folder} is damaged: segment {n - 1} is missing.")
             if found:
                 headers[n] = found[0].head
                 (old if n < start else live).extend(Place(n, record) for record in found[1:])
+            if wrong is not None and n >= start:
+                damage = wrong
+                break
+            if wrong is not None:
+                log.error("%s Some results are lost; the model itself is not.", wrong)
         if start not in headers:
             raise damage or Damaged(f"{self.folder} is damaged: segment {start} has no header.")
         if damage is None and (start > 0 and self.covered != start):
@@ -241,14 +238,17 @@ class Journal:
             self._open(max(headers))
         return Found(headers[max(headers)]["created"], headers[start], old, live, damage)
 
-    def _read_segment(self, number: int, last: bool) -> list[Record]:
+    def _read_segment(self, number: int, last: bool) -> tuple[list[Record], Damaged | None]:
         file = self._log(number)
-        found, length = records.read_all(file, may_be_cut=last)
-        if length < file.stat().st_size:
-            os.truncate(file, length)
-        if last and not found:  # its header was cut off: nothing was ever acknowledged in it
+        try:
+            found, length, wrong = records.read_all(file, may_be_cut=last)
+        except OSError as error:
+            return [], Damaged(f"{file} cannot be read: {error}.")
+        if wrong is None and not found:  # its header was cut off: nothing was ever acknowledged in it
             file.unlink()
-        return found
+        elif wrong is None and length < file.stat().st_size:
+            os.truncate(file, length)
+        return found, wrong
 
     def payload(self, place: Place) -> bytes:
         return records.read_payload(self._log(place.segment), place.record)

@@ -48,21 +48,23 @@ def record_of(head: dict[str, Any], payload: bytes, encoded: bytes, at: int) -> 
     return Record(head, at + len(encoded) - len(payload), len(payload), zlib.crc32(payload))
 
 
-def read_all(file: Path, may_be_cut: bool) -> tuple[list[Record], int]:
-    """The records of a file, and the bytes they take. What follows them was never acknowledged: a crash cut it off, so
-    it is left out, if `may_be_cut`. Anything else amiss raises `Damaged`."""
+def read_all(file: Path, may_be_cut: bool) -> tuple[list[Record], int, Damaged | None]:
+    """The records of a file, the bytes they take, and what is wrong with the file after them. If `may_be_cut`, that it
+    ends within a record is nothing wrong: a crash cut that one off, so it was never acknowledged."""
     data = memoryview(file.read_bytes())
     records: list[Record] = []
     at = 0
     while at < len(data):
-        record = _read(data, at, file, len(records))
+        try:
+            record = _read(data, at, file, len(records))
+        except Damaged as damage:
+            return records, at, damage
         if record is None:
-            if may_be_cut:
-                break
-            raise Damaged(f"{file} is damaged: it ends within record {len(records)} (at byte {at}).")
+            ends = Damaged(f"{file} is damaged: it ends within record {len(records)} (at byte {at}).")
+            return records, at, None if may_be_cut else ends
         records.append(record)
         at = record.offset + record.length
-    return records, at
+    return records, at, None
 
 
 def read_payload(file: Path, record: Record) -> bytes:
@@ -82,9 +84,7 @@ def _read(data: memoryview, at: int, file: Path, number: int) -> Record | None:
     if zlib.crc32(lengths) != check or lengths[:4] != _MAGIC:
         if not any(data[at:]):  # a power cut can leave a file its length and not its contents
             return None
-        raise Damaged(
-            f"{file} is damaged: the header of record {number} (at byte {at}) does not match its checksum."
-        )
+        raise Damaged(f"{file} is damaged: the header of record {number} (at byte {at}) does not match its checksum.")
     _, head_length, length, contents = _LENGTHS.unpack(lengths)
     start, end = at + _HEADER + head_length, at + _HEADER + head_length + length
     if end > len(data):

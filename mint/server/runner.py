@@ -147,19 +147,21 @@ class Runner:
                 self._save_state(item)
             elif not item.answered or (item.changes_weights and not item.failed):
                 self._begin(item)
+        if self._flight:
+            return  # their outcomes come first: they say whose fault it may have been
         self._restoring = asyncio.get_running_loop().create_task(self._restore())
 
     def _begin(self, entry: Entry) -> None:
         life = self._life
         self._flight.append(entry)
         try:
+            if entry.step is None:
+                entry.step = self._prepare(entry)
             if entry.deaths_alone >= DEATHS_ALONE:
                 raise Internal(
                     f"the engine died {DEATHS_ALONE} times while it worked on this request and on nothing else, so it "
                     "was given up; the model is as it was before it. The server's log says how the engine died."
                 )
-            if entry.step is None:
-                entry.step = self._prepare(entry)
             work = entry.step.start()
         except Exception as error:
             work = Future()
@@ -186,6 +188,7 @@ class Runner:
                 self._check_repeated(entry, work)
             else:
                 self._answer(entry, _answer_of(entry, work))
+        self._pump()
 
     def _check_repeated(self, entry: Entry, work: Future[Any]) -> None:
         entry.step = None
@@ -294,7 +297,8 @@ class Runner:
 
 def _answer_of(entry: Entry, work: Future[Any]) -> Answer:
     try:
+        result = work.result()
         assert entry.step is not None
-        return entry.step.answer(work.result())
+        return entry.step.answer(result)
     except (Exception, CancelledError) as error:
         return error_answer(error)

@@ -165,12 +165,12 @@ class FullDisk(threading.Thread):
         self._file.unlink(missing_ok=True)
 
 
-def campaign(options: argparse.Namespace, data: Path, quiet: dict[str, Any]) -> dict[str, Any]:
+def campaign(
+    options: argparse.Namespace, data: Path, quiet: dict[str, Any], pythons: list[tuple[str, str]]
+) -> dict[str, Any]:
+    """Kills until there have been enough; `pythons` are the clients, each a Python and the package it imports."""
     random.seed(options.seed)
     server = Server(data)
-    pythons = [(sys.executable, "mint"), (sys.executable, "mint")]
-    if options.sdk:
-        pythons.append((options.sdk, "tinker"))
     begin = time.monotonic()
     filler = FullDisk(data) if options.disk_mib else None
     if filler:
@@ -284,7 +284,10 @@ def main() -> None:
         if options.disk_mib:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={options.disk_mib}m", "tmpfs", str(data)]
             subprocess.run(mount, check=True)
-        found = campaign(options, data, quiet)
+        pythons = [(sys.executable, "mint"), (sys.executable, "mint")]
+        if options.sdk:
+            pythons.append((options.sdk, "tinker"))
+        found = campaign(options, data, quiet, pythons)
     finally:
         if options.disk_mib:
             subprocess.run(["umount", "-l", str(data)], check=False)

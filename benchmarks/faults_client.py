@@ -1,7 +1,9 @@
 """One client of the fault campaign: a fixed training program, told line by line as JSON.
 
-Runs unchanged with our client and with the official SDK (`python faults_client.py mint|tinker ADDRESS STEPS [patient]`).
-It knows nothing of kills; `patient` makes it go on when a save is refused because the disk is full.
+    python faults_client.py mint|tinker ADDRESS STEPS [patient]
+
+The same with our client and with the official SDK. It knows nothing of kills; `patient` makes it go on when a save is
+refused because the disk is full.
 """
 
 from __future__ import annotations

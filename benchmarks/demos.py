@@ -1,6 +1,6 @@
 """What the quickstart and the four demos achieve with the bundled model on this machine, seed by seed.
 
-    python benchmarks/demos.py             # quickstart with 5 seeds, each demo with 3: about 15 minutes on 2 quiet cores
+    python benchmarks/demos.py             # quickstart with 5 seeds, each demo with 3: 15 minutes on 2 quiet cores
     python benchmarks/demos.py --render    # only docs/results.md again, from benchmarks/results/demos.json
 
 Runs the scripts as a user does, each in a process and with a local server of its own, with their default settings.
@@ -29,7 +29,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "demos.json"
 PAGE = ROOT / "docs" / "results.md"
-DEMOS = ("verifiable_math", "preference_chat", "environment_tooluse", "agentic")
+DEMOS = {
+    "verifiable_math": "exact verifier",
+    "preference_chat": "judge",
+    "environment_tooluse": "tests in a sandbox",
+    "agentic": "end of a tool episode",
+}
 SEEDS = {"quickstart": 5} | dict.fromkeys(DEMOS, 3)
 STEP = re.compile(r"^Step \d+: (?:accuracy=([\d.]+)%|avg_reward=([\d.]+)), datums=(\d+)", re.MULTILINE)
 T95 = {3: 4.303, 5: 2.776}  # Student's t for a 95 % interval of the mean, by number of seeds
@@ -40,11 +45,11 @@ class Result:
     script: str
     seed: int
     curve: list[float]
-    """Quickstart: holdout accuracy of the base model, after SFT, then after every step of GRPO. Demos: mean reward of the
-    answers sampled in each step, before its update."""
+    """Quickstart: holdout accuracy of the base model, after SFT, then after every step of GRPO. Demos: what each step
+    printed, the accuracy or mean reward of the answers it sampled, before its update."""
     seconds: float
     load: float
-    """Load average of the machine at the start: above zero, others were at work and seconds are too high."""
+    """Load average of the machine at the start: much above zero, others were at work and seconds are too high."""
 
 
 def run(script: str, seed: int) -> Result:
@@ -72,12 +77,11 @@ def run(script: str, seed: int) -> Result:
 
 
 def machine() -> dict[str, Any]:
-    model = (
-        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else None
-    )
+    described = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", described.read_text()) if described.exists() else None
     return {
         "cpu": model[1] if model else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -89,6 +93,32 @@ def machine() -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- the page
 
 
+TEMPLATE = """\
+# Results
+
+Made by `python benchmarks/demos.py`, which runs the scripts as a user does, with their default settings and the bundled
+model `mint/tiny`. The raw numbers, every step of every run, are in `benchmarks/results/demos.json`.
+
+Machine: {cpu}, {cores} cores, no GPU, {system}; Python {python}, torch {torch}, transformers {transformers}; {date}.
+Load average at the start of the runs: {low:.1f} to {high:.1f}. Other work shared the machine, so the seconds (start of
+server and client included) are upper bounds; what is learned does not depend on them.
+
+## Quickstart
+
+`quickstart.py`, {seeds} seeds: accuracy on 200 additions that neither model nor script has trained on, sampled at
+temperature 0.8, and the mean with its 95 % interval. GRPO gained 40 points or more with {gained} of {seeds} seeds.
+
+{quickstart}
+
+## Demos
+
+`demos/rl/adapters/*.py`, three seeds each: accuracy (for chat, mean reward) of the answers sampled while training, at
+temperature 1.0 and before each update. It rose in {risen} of {runs} runs.
+
+{demos}
+"""
+
+
 def before_after(result: Result) -> tuple[float, float]:
     """Quickstart: where GRPO began and ended, on the holdout. Demos: the first three steps and the last three."""
     if result.script == "quickstart":
@@ -96,69 +126,54 @@ def before_after(result: Result) -> tuple[float, float]:
     return statistics.mean(result.curve[:3]), statistics.mean(result.curve[-3:])
 
 
-def mean_and_interval(values: list[float], digits: str) -> str:
-    half = T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5 if len(values) in T95 else None
-    return f"{statistics.mean(values):{digits}}" + (f" ± {half:{digits}}" if half is not None else "")
+def points(result: Result) -> float:
+    first, last = before_after(result)
+    return 100 * (last - first)
 
 
-def quickstart_table(results: list[Result]) -> list[str]:
-    rows = ["| seed | base model | after SFT | after GRPO | gained by GRPO | seconds |", "|---|---|---|---|---|---|"]
-    for r in results:
-        gain = 100 * (r.curve[-1] - r.curve[1])
-        rows.append(
-            f"| {r.seed} | {r.curve[0]:.1%} | {r.curve[1]:.1%} | {r.curve[-1]:.1%} | {gain:+.1f} | {r.seconds:.0f} |"
-        )
-    means = [mean_and_interval([r.curve[i] for r in results], ".1%") for i in (0, 1, -1)]
-    gains = mean_and_interval([100 * (r.curve[-1] - r.curve[1]) for r in results], ".1f")
-    return [*rows, f"| **mean** | {' | '.join(means)} | {gains} | {statistics.mean(r.seconds for r in results):.0f} |"]
+def with_interval(values: list[float], digits: str) -> str:
+    half = T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):{digits}} ± {half:{digits}}"
 
 
-def demo_table(results: list[Result]) -> list[str]:
+def table(*rows: list[str]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+
+
+def quickstart_table(results: list[Result]) -> str:
+    stages = (0, 1, -1)
     rows = [
-        "| demo | reward | steps | seed | first 3 steps | last 3 steps | seconds |",
-        "|---|---|---|---|---|---|---|",
+        [str(r.seed), *(f"{r.curve[i]:.1%}" for i in stages), f"{points(r):+.1f}", f"{r.seconds:.0f}"] for r in results
     ]
-    sources = dict(zip(DEMOS, ("exact verifier", "judge", "tests in a sandbox", "tool episodes"), strict=True))
+    means = [with_interval([r.curve[i] for r in results], ".1%") for i in stages]
+    gain, seconds = with_interval([points(r) for r in results], ".1f"), statistics.mean(r.seconds for r in results)
+    head = ["seed", "base model", "after SFT", "after GRPO", "points gained by GRPO", "seconds"]
+    return table(head, *rows, ["**mean**", *means, gain, f"{seconds:.0f}"])
+
+
+def demo_table(results: list[Result]) -> str:
+    rows = []
     for r in results:
         first, last = before_after(r)
-        rows.append(
-            f"| `{r.script}` | {sources[r.script]} | {len(r.curve)} | {r.seed} | {first:.3f} | {last:.3f} | {r.seconds:.0f} |"
-        )
-    return rows
+        rows.append([f"`{r.script}`", DEMOS[r.script], str(len(r.curve)), str(r.seed), f"{first:.3f}", f"{last:.3f}"])
+        rows[-1].append(f"{r.seconds:.0f}")
+    return table(["demo", "reward", "steps", "seed", "first 3 steps", "last 3 steps", "seconds"], *rows)
 
 
 def page(stored: dict[str, Any]) -> str:
-    hardware, results = stored["machine"], [Result(**entry) for entry in stored["results"]]
-    quick, demos = ([r for r in results if (r.script == "quickstart") == q] for q in (True, False))
-    gains = sum(r.curve[-1] - r.curve[1] >= 0.4 for r in quick)
-    rising = sum(last > first for first, last in map(before_after, demos))
-    loads = [r.load for r in results]
-    lines = [
-        "# Results",
-        "",
-        "Made by `python benchmarks/demos.py`, which runs the scripts as a user does, with their default settings and the",
-        "bundled model `mint/tiny`; the raw numbers, every step of every run, are in `benchmarks/results/demos.json`.",
-        "",
-        f"Machine: {hardware['cpu']}, {hardware['cores']} cores, no GPU, {hardware['system']}; Python {hardware['python']}, "
-        f"torch {hardware['torch']}, transformers {hardware['transformers']}; {hardware['date']}.",
-        f"Load average at the start of the runs: {min(loads):.1f} to {max(loads):.1f}. Other work shared the machine, so the",
-        "seconds are upper bounds (start of server and client included); what is learned does not depend on them.",
-        "",
-        "## Quickstart",
-        "",
-        f"`quickstart.py`, {len(quick)} seeds: accuracy on 200 held-out additions, sampled at temperature 0.8; the mean with its",
-        f"95 % interval. GRPO gained 40 points or more with {gains} of {len(quick)} seeds.",
-        "",
-        *quickstart_table(quick),
-        "",
-        "## Demos",
-        "",
-        "`demos/rl/adapters/*.py`, three seeds each: mean reward of the answers sampled while training (at temperature 1.0,",
-        f"before each update). It rose in {rising} of {len(demos)} runs.",
-        "",
-        *demo_table(demos),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    results = [Result(**entry) for entry in stored["results"]]
+    quickstart, demos = ([r for r in results if (r.script == "quickstart") == wanted] for wanted in (True, False))
+    return TEMPLATE.format(
+        **stored["machine"],
+        low=min(r.load for r in results),
+        high=max(r.load for r in results),
+        seeds=len(quickstart),
+        gained=sum(points(r) >= 40 for r in quickstart),
+        quickstart=quickstart_table(quickstart),
+        risen=sum(points(r) > 0 for r in demos),
+        runs=len(demos),
+        demos=demo_table(demos),
+    )
 
 
 def main() -> None:

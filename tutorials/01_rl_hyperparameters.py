@@ -1,7 +1,9 @@
 """RL hyperparameters: the KL penalty, the size of a group, groups without signal.
 
     python tutorials/01_rl_hyperparameters.py           # prints everything; needs no server
-    marimo edit tutorials/01_rl_hyperparameters.py      # the same as a notebook (pip install 'mint-rl[tutorials]')
+    marimo edit tutorials/01_rl_hyperparameters.py      # as a notebook
+
+The notebook needs marimo: pip install 'mint-rl[tutorials]'.
 """
 
 import marimo

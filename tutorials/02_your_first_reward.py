@@ -1,7 +1,9 @@
 """Your first reward: write it, test it, see whether it can teach, train on it.
 
     python tutorials/02_your_first_reward.py           # about half a minute; starts a server by itself
-    marimo edit tutorials/02_your_first_reward.py      # the same as a notebook (pip install 'mint-rl[tutorials]')
+    marimo edit tutorials/02_your_first_reward.py      # as a notebook
+
+The notebook needs marimo: pip install 'mint-rl[tutorials]'.
 """
 
 import marimo
@@ -110,11 +112,12 @@ def _(ask, base, digit_match, exact, random, text_of):
         ]
         return sum(len(spread) > 1 for spread in spreads) / len(spreads)
 
+    print()
     probe = draw(random.Random(1), 40)
     for size in (2, 4, 8):
         drawn = ask(base, probe, size, seed=1)
         shares = [share_with_signal(reward, probe, drawn) for reward in (exact, partial)]
-        print(f"{'' if size > 2 else chr(10)}Groups of {size} with signal: {shares[0]:.0%} exact, {shares[1]:.0%} partial")
+        print(f"Groups of {size} with signal: {shares[0]:.0%} exact, {shares[1]:.0%} partial")
     return draw, partial
 
 

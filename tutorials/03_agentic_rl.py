@@ -52,9 +52,9 @@ def _(mo):
     mo.md("""
     ## An environment
 
-    `ToolMessageEnv` is a conversation in which tools may be called: a message with a call gets the tool's answer, a message
-    without one is the final answer and goes to the reward. The reward may look at the whole `trace`. This one pays 1 for the
-    right number and takes a little back for every call beyond the first: tools cost money.
+    `ToolMessageEnv` is a conversation in which tools may be called: a message with a call gets the tool's answer, a
+    message without one is the final answer and goes to the reward. The reward may look at the whole `trace`. This one
+    pays 1 for the right number and takes a little back for every call beyond the first: tools cost money.
     """)
     return
 
@@ -172,8 +172,22 @@ async def _(CalculatorDataset, service):
 @app.cell
 def _(run):
     rollout = max(run.rollouts(7), key=lambda record: record.reward)
+    written = [piece for piece, mask in zip(rollout.completion_pieces, rollout.mask, strict=True) if mask]
     print()
-    print(rollout)
+    print(f"{rollout.prompt_text}{rollout.completion_text}")
+    print(f"Reward {rollout.reward}, for what the model wrote: {''.join(written)!r}")
+    return
+
+
+@app.cell(hide_code=True)
+def _(mo):
+    mo.md("""
+    The two turns were trained on as one sequence: the tool's words are in it, with weight 0, because the model did not
+    write them.
+
+    Next: `mint.rl.rollout_limits` for budgets of turns, tokens and calls; `mint.rl.judges` where no program can tell
+    right from wrong; `max_lag=1` in the configuration to sample while training.
+    """)
     return
 
 

@@ -4,6 +4,9 @@ Bytes rather than learned pieces: any string encodes and decodes back, digits ne
 tests can be counted by eye. `<|im_end|>` is the only end: plain completions and chat turns both finish in it.
 """
 
+import json
+from pathlib import Path
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -48,3 +51,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         model_max_length=1024,
         clean_up_tokenization_spaces=False,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    tokenizer.save_pretrained(folder, save_jinja_files=False)  # the template goes into the config
+    file = folder / "tokenizer_config.json"
+    # transformers 5 writes a name of its own for this class, which clients with transformers 4 do not know.
+    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config, indent=2) + "\n")

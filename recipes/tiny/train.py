@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from check import accuracies
 from corpus import Example, chat, long_form, short_form
-from tokenizer import build_tokenizer
+from tokenizer import build_tokenizer, save_tokenizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SHORT, LONG = 32, 224  # tokens per row; longer examples are left out
@@ -219,7 +219,7 @@ def main() -> None:
         print(json.dumps(accuracies(model.eval(), tokenizer)), flush=True)
         if folder:
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder, save_jinja_files=False)  # the template goes into the config
+            save_tokenizer(tokenizer, folder)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -79,6 +78,13 @@ def test_a_custom_loss_in_the_client_trains_like_the_built_in_one(client: Client
     facts = client.facts("custom_loss", "like_the_built_in")
     assert facts["metrics"]["mine"] == pytest.approx(facts["loss"], rel=1e-5)
     assert facts["difference_after_a_step"] < 1e-5
+
+
+@only(NEWEST)
+def test_a_traced_loss_runs_in_the_client(client: Client) -> None:
+    """create_custom_loss, which the SDK runs itself where a server does not."""
+    facts = client.facts("custom_loss", "traced")
+    assert facts["metrics"]["custom/likelihood:sum"] == pytest.approx(facts["loss"], rel=1e-5)
 
 
 def test_preference_optimisation_by_a_custom_loss_lowers_it(client: Client) -> None:
@@ -197,7 +203,7 @@ def test_a_sampling_client_knows_its_model_and_tokenizer(client: Client) -> None
 def test_a_pickled_sampling_client_works_in_another_process(client: Client) -> None:
     """Original and copy ask at the same time."""
     facts = client.facts("sampling", "in_another_process")
-    assert json.loads(facts["there"]) == facts["here"]
+    assert facts["there"] == facts["here"]
 
 
 @only(NEWEST)
@@ -277,6 +283,15 @@ def test_external_weights_are_a_peft_adapter(client: Client) -> None:
     assert "/external_weights/" in facts["path"]
     assert set(facts["names"]) >= PEFT_FILES
     assert (facts["adapter"]["peft_type"], facts["adapter"]["r"]) == ("LORA", 4)
+
+
+@only(OLDEST, TOOLKIT)
+def test_weights_exported_by_newer_clients_do_not_spoil_the_lists(client: Client) -> None:
+    """Clients before 0.28 refuse a whole list that has external weights in it, so they are not shown any."""
+    facts = client.facts("checkpoints", "beside_newer_clients")
+    assert facts["saved"].endswith("/external_weights/theirs")
+    assert facts["listed"] == ["weights/mine"]
+    assert set(facts["types"]) == {"training", "sampler"}
 
 
 @only(NEWEST, OLDEST)

@@ -58,9 +58,9 @@ SL_LOOP = (f"model_name={workspace.BOXED}", "batch_size=4", "max_length=512", "m
 ARITHMETIC = (
     "env=arithmetic",
     f"model_name={workspace.ADDS}",
-    "groups_per_batch=4",
-    "group_size=4",
-    "max_tokens=8",
+    "groups_per_batch=8",
+    "group_size=8",
+    "max_tokens=16",
     "max_steps=2",
     "eval_every=0",
     "save_every=1",

@@ -11,8 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, set_seed
-
 TINY = Path(__file__).parents[2] / "mint" / "models" / "tiny"
 
 BOXED, ADDS = "Qwen/Qwen3-8B", "Qwen/Qwen3-4B-Instruct-2507"
@@ -32,6 +30,8 @@ def fill(folder: Path) -> None:
 
 def _random_model(folder: Path) -> None:
     """Its vocabulary has the right answer as one token, so that even random samples earn a reward now and then."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, set_seed
+
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     tokenizer.add_tokens(["<think>", "</think>", "\\boxed{3}"])
     set_seed(0)

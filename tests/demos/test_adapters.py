@@ -232,3 +232,23 @@ def test_the_script_trains_and_prints_one_line_a_step(served, monkeypatch, capsy
     measured = r"avg_reward=\d\.\d{3}" if name == "preference_chat" else r"accuracy=\d+\.\d%"
     assert all(re.fullmatch(rf"Step {n}: {measured}, datums=\d+", line) for n, line in enumerate(lines[1:3], 1))
     assert lines[3].startswith("Saved: tinker://") and len(lines) == 4
+
+
+def test_the_readme_shows_each_demos_settings_and_an_adapter_that_runs(served, monkeypatch, capsys) -> None:
+    readme = (ROOT / "demos" / "rl" / "README.md").read_text()
+    defaults = {}
+    for column, name in enumerate(["verifiable_math", "preference_chat", "environment_tooluse", "agentic"]):
+        source = (ROOT / "demos" / "rl" / "adapters" / f"{name}.py").read_text()
+        (given,) = re.findall(r"RLConfig\.from_env\((.*?)\)", source)
+        for setting, value in re.findall(r"(\w+)=([\w.-]+)", given):
+            defaults.setdefault(setting, {})[column] = value
+    for setting, values in defaults.items():
+        row = re.search(rf"^\| `MINT_RL_{setting.upper()}`.*$", readme, re.MULTILINE)
+        assert row is not None
+        cells = [cell.strip() for cell in row[0].strip("|").split("|")]
+        assert cells[2:] == [values.get(column, "") for column in range(4)]
+
+    monkeypatch.setenv("MINT_RL_STEPS", "1")
+    (adapter,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(compile(adapter, "README.md", "exec"), {"__name__": "readme"})
+    assert "Step 1: accuracy=" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 The model's first turn may call the tool, `<tool_call>312*47</tool_call>`; the tool's answer comes back as a turn of the
 conversation, and the model goes on. Nobody shows it how: that asking pays is learned from the reward alone.
 
-python demos/rl/adapters/agentic.py
+Run `python demos/rl/adapters/agentic.py`.
 """
 
 from __future__ import annotations

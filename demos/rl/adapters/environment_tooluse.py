@@ -2,11 +2,12 @@
 
 The model's code runs in `mint.rl.sandbox`, never in this process: no network, no files, limits on time and memory.
 
-python demos/rl/adapters/environment_tooluse.py
+Run `python demos/rl/adapters/environment_tooluse.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
 
-from mint.rl.sandbox import Case, IsolationUnavailable, Limits, Sandbox
+from mint.rl.sandbox import Case, IsolationUnavailable, Limits, Sandbox, TestReport
 
 WORKED = "Q: Write a Python function f(x) that returns x plus 3.\nA: def f(x): return x + 3\n"
 NUMBERS, WORDS, LISTS = ("-4", "0", "7", "30"), ("'mint'", "'a'", "'Tea'"), ("[3, 1, 2]", "[5]", "[-1, -7, 4, 4]")
@@ -66,6 +67,7 @@ def extract_code(response: str) -> str | None:
 class EnvironmentToolUseAdapter(RLAdapter):
     def __init__(self) -> None:
         self.sandbox = Sandbox(Limits(seconds=5))
+        self.reports: dict[tuple[str, str], asyncio.Future[TestReport]] = {}
 
     def build_dataset(self) -> list[Problem]:
         return [draw_problem() for _ in range(64)]
@@ -77,7 +79,10 @@ class EnvironmentToolUseAdapter(RLAdapter):
         code = extract_code(response)
         if code is None:
             return 0.0
-        report = await self.sandbox.run_tests_async(code, sample.tests)
+        key = (sample.question, code)
+        if key not in self.reports:  # the same answer is run once, however often it is given
+            self.reports[key] = asyncio.ensure_future(self.sandbox.run_tests_async(code, sample.tests))
+        report = await self.reports[key]
         return float(report.passed == report.total)
 
 

@@ -3,7 +3,7 @@
 The judge below is a few lines anyone can read. A language model judges instead if one is named: MINT_JUDGE_MODEL, at
 the OpenAI-compatible MINT_JUDGE_URL (such as http://localhost:8000/v1), with MINT_JUDGE_KEY where it asks for a key.
 
-python demos/rl/adapters/preference_chat.py
+Run `python demos/rl/adapters/preference_chat.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Additions, scored by an exact verifier: the right number earns 1, everything else 0.
 
-python demos/rl/adapters/verifiable_math.py
+Run `python demos/rl/adapters/verifiable_math.py`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -153,6 +154,31 @@ def external_weights() -> Any:
     config = next(url for file, url in links.urls.items() if file.endswith("adapter_config.json"))
     with urllib.request.urlopen(config, timeout=PATIENCE) as answer:
         return {"path": path, "names": sorted(links.urls), "adapter": json.load(answer)}
+
+
+@scenario_of(until=27)
+def beside_newer_clients() -> Any:
+    """A newer client has exported weights, a kind that this one refuses to read in a list."""
+    service = sdk.ServiceClient()
+    client = service.create_lora_training_client(MODEL, rank=4)
+    client.save_state("mine").result(PATIENCE)
+    exported = post("save_weights_external", {"model_id": str(client.model_id), "path": "theirs"})
+    saved = post("retrieve_future", {"request_id": exported["request_id"]})
+    rest = rest_client(service)
+    listed = rest.list_checkpoints(str(client.model_id)).result(PATIENCE).checkpoints
+    mine = rest.list_user_checkpoints().result(PATIENCE).checkpoints
+    return {
+        "saved": saved["path"],
+        "listed": [c.checkpoint_id for c in listed],
+        "types": [c.checkpoint_type for c in mine],
+    }
+
+
+def post(path: str, body: dict[str, Any]) -> Any:
+    key = {"X-API-Key": os.environ["TINKER_API_KEY"], "Content-Type": "application/json"}
+    address = f"{os.environ['TINKER_BASE_URL']}/api/v1/{path}"
+    with urllib.request.urlopen(urllib.request.Request(address, json.dumps(body).encode(), key)) as answer:
+        return json.load(answer)
 
 
 @scenario

@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from common import PATIENCE, SUMS, furthest, logprobs_of, report, scenario, text_datum, train, training_client, types
+from common import (
+    MODEL,
+    PATIENCE,
+    SUMS,
+    furthest,
+    logprobs_of,
+    report,
+    scenario,
+    scenario_of,
+    sdk,
+    text_datum,
+    train,
+    training_client,
+    types,
+)
 
 
 def cross_entropy(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
@@ -25,6 +39,21 @@ def like_the_built_in() -> Any:
         "metrics": result.metrics,
         "difference_after_a_step": furthest(logprobs_of(custom), logprobs_of(built_in)),
     }
+
+
+@scenario_of(since=36)
+def traced() -> Any:
+    """A loss traced by the SDK, which it runs itself unless the server says it can."""
+    service = sdk.ServiceClient()
+    client = service.create_lora_training_client(MODEL, rank=8, seed=7)
+
+    def likelihood(logprobs: Any, weights: Any) -> tuple[Any, dict[str, Any]]:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/likelihood:sum": loss}
+
+    handle = service.create_custom_loss(likelihood, {"logprobs": 1, "weights": 1}).result(PATIENCE)
+    result = client.forward_backward_custom(SUMS, handle).result(PATIENCE)
+    return {"metrics": result.metrics, "loss": train(client, learning_rate=0.0)}
 
 
 @scenario

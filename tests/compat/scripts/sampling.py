@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import subprocess
@@ -146,8 +147,9 @@ def in_another_process() -> Any:
     script = os.path.join(os.path.dirname(__file__), "unpickle.py")
     text = base64.b64encode(pickle.dumps(sampler)).decode()
     done = subprocess.run([sys.executable, script], input=text, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return {"here": tokens_of(here.result(PATIENCE)), "there": done.stdout.strip().splitlines()[-1]}
+    there = [line.removeprefix("TOKENS ") for line in done.stdout.splitlines() if line.startswith("TOKENS ")]
+    assert there, f"{done.stdout}{done.stderr}"
+    return {"here": tokens_of(here.result(PATIENCE)), "there": json.loads(there[0])}
 
 
 @scenario_of(since=33)

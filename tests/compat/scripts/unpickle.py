@@ -9,4 +9,4 @@ from common import PATIENCE, encode, types
 sampler = pickle.loads(base64.b64decode(sys.stdin.read()))
 prompt = types.ModelInput.from_ints(encode("Q: What is 12 + 34?\nA:"))
 answer = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=8, temperature=0.0)).result(PATIENCE)
-print([list(sequence.tokens) for sequence in answer.sequences])
+print("TOKENS", [list(sequence.tokens) for sequence in answer.sequences])

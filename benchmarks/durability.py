@@ -76,7 +76,9 @@ def measure(training: mint.TrainingClient, rounds: int) -> dict[str, dict[str, f
     calls: dict[str, Callable[[], Any]] = {
         "optim_step": lambda: training.optim_step(adam).result(),
         "forward_backward, 1 datum of 32 tokens": lambda: training.forward_backward([datum(32)], "ppo").result(),
-        "forward_backward, 16 datums of 256 tokens": lambda: training.forward_backward([datum(256)] * 16, "ppo").result(),
+        "forward_backward, 16 datums of 256 tokens": lambda: training.forward_backward(
+            [datum(256)] * 16, "ppo"
+        ).result(),
         "snapshot": training.save_weights_and_get_sampling_client,
         "GRPO step": lambda: grpo_step(training),
     }
@@ -95,7 +97,9 @@ def measure(training: mint.TrainingClient, rounds: int) -> dict[str, dict[str, f
 
 def flush_ms(folder: Path) -> float:
     with (folder / "probe").open("wb") as file:
-        return statistics.median(timed(lambda: (file.write(bytes(4096)), file.flush(), os.fdatasync(file.fileno()))) for _ in range(50))
+        return statistics.median(
+            timed(lambda: (file.write(bytes(4096)), file.flush(), os.fdatasync(file.fileno()))) for _ in range(50)
+        )
 
 
 def main() -> None:

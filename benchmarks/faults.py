@@ -191,6 +191,7 @@ def campaign(
                 tally["wedged"] += 1
                 amiss.append({"client": client.package, "wedged_after": client.told[-1:]})
                 client.process.kill()
+                client.process.wait()
             if client.running or getattr(client, "seen", False):
                 continue
             client.join()
@@ -204,13 +205,14 @@ def campaign(
 
     while not over():
         words = sum(len(client.told) for client in clients)
-        until = time.monotonic() + random.choice([0.2, 2.0, options.wait])
+        early = random.random() < 0.15
+        until = time.monotonic() + (random.uniform(0.0, 3.0) if early else options.wait)
         # Most kills wait for progress, so that they hit work; some come while the server is starting.
         while time.monotonic() < until and not over():
             time.sleep(0.01)
             collect(again=True)
-            if sum(len(client.told) for client in clients) > words + 1:
-                time.sleep(random.uniform(0.0, 1.0))
+            if not early and sum(len(client.told) for client in clients) > words:
+                time.sleep(random.uniform(0.0, 0.5))
                 break
         what = random.choice(["engine", "engine", "server"])
         if server.kill(what):
@@ -270,7 +272,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a client's program")
     parser.add_argument("--sdk", help="a Python that has the official SDK: one client of three uses it")
     parser.add_argument("--disk-mib", type=int, help="size of a tmpfs for the data, which is filled up at times")
-    parser.add_argument("--wait", type=float, default=20.0, help="longest wait for progress before a kill")
+    parser.add_argument("--wait", type=float, default=120.0, help="longest wait for progress before a kill")
     parser.add_argument("--patience", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="where to keep the servers' log")

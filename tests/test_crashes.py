@@ -11,7 +11,7 @@ from benchmarks import faults
 
 @pytest.mark.timeout(300)
 def test_killing_engine_and_server_at_random_changes_no_bit(tmp_path: Path) -> None:
-    options = Namespace(steps=10, kills=3, minutes=2.0, wait=5.0, sdk=None, disk_mib=None, patience=120.0, seed=3)
+    options = Namespace(steps=10, kills=3, minutes=2.0, wait=30.0, sdk=None, disk_mib=None, patience=120.0, seed=3)
     quiet = faults.quiet_run(options, tmp_path / "quiet", patient=False)
     data = tmp_path / "data"
     data.mkdir()

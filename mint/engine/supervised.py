@@ -165,7 +165,7 @@ class SupervisedEngine:
             error = done.exception()
             if error is None:
                 outer.set_result(done.result())
-            elif not isinstance(error, Interrupted) and (generation != self.generation or not _started_well(engine)):
+            elif not isinstance(error, Interrupted) and self._other_than(generation, engine):
                 outer.set_exception(Interrupted(str(error)))
             else:
                 outer.set_exception(error)
@@ -173,6 +173,11 @@ class SupervisedEngine:
         outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
         inner.add_done_callback(settle)
         return outer
+
+    def _other_than(self, generation: int, engine: EngineProcess) -> bool:
+        """Whether a failure may be due to the engine and not to the call. That the first engine cannot start is told as
+        it is: nothing is lost yet, and a second would fare no better."""
+        return generation != self.generation or (generation > 0 and not _started_well(engine))
 
     def _repeated(self, call: Callable[[EngineProcess], Future[Any]]) -> Future[Any]:
         result: Future[Any] = Future()

@@ -175,9 +175,7 @@ class Futures:
     def find(self, request_id: str, owner: str) -> Promise:
         promise = self._by_id.get(request_id)
         if promise is None and request_id.startswith(SAMPLE):
-            raise Gone(
-                "the server was restarted before it had this sample, or it was fetched long ago; ask again."
-            )
+            raise Gone("the server was restarted before it had this sample, or it was fetched long ago; ask again.")
         if promise is None or promise.owner != owner:
             raise NotFound(
                 f"no request {request_id!r} on this server; it may have been restarted since, or the result fetched "

@@ -26,6 +26,8 @@ TRIES = 3
 STEADY_SECONDS = 30.0
 """An engine that lived this long was well: the next one is started without a pause."""
 LONGEST_PAUSE = 10.0
+STARTS = 5
+"""How many engines may be killed before the first one is ready."""
 
 
 class SupervisedEngine:
@@ -37,12 +39,13 @@ class SupervisedEngine:
         on_failure: Callable[[int], None] | None = None,
         make: Callable[[Sequence[str] | None], Backend] = make_engine,
     ) -> None:
-        """`on_failure` hears the exit code of a first engine that died before it was ever ready: no use in a second."""
+        """`on_failure` hears the exit code if no engine ever got ready: the first gave up by itself, or was killed again
+        and again."""
         self._models, self._on_failure, self._make = models, on_failure, make
         self._lock = threading.Lock()  # guards which engine there is
         self._closed = threading.Event()
         self._deaths = 0
-        self._failed = False
+        self._failed = self._ever_ready = False
         self._again: list[Callable[[], None]] = []  # calls to be made again when there is another engine
         self.generation = 0
         with self._lock:  # an engine that dies at once is heard of after this
@@ -71,13 +74,13 @@ class SupervisedEngine:
     def _restart(self, code: int) -> None:
         """On the thread of the engine that died."""
         with self._lock:
-            first = self.generation == 0 and not (self._engine.ready.done() and _started_well(self._engine))
-        if first:
+            self._ever_ready |= self._engine.ready.exception() is None  # it is done: what was pending has failed
+        self._deaths = 0 if time.monotonic() - self._started > STEADY_SECONDS else self._deaths + 1
+        if not self._ever_ready and (code >= 0 or self._deaths >= STARTS):
             self._failed = True
             self._closed.set()
             if self._on_failure is not None:
                 self._on_failure(code)
-        self._deaths = 0 if time.monotonic() - self._started > STEADY_SECONDS else self._deaths + 1
         pause = min(LONGEST_PAUSE, 0.1 * 2**self._deaths) if self._deaths > 2 else 0.0
         if not self._closed.wait(pause):
             log.warning("the engine process ended with status %s; another is started", code)

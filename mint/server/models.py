@@ -358,7 +358,9 @@ class Models:
         return self._live[model_id].last_request if model_id in self._live else None
 
     def describe(self, run: RunRow) -> TrainingRun:
-        return self._checkpoints.describe_run(run, self.last_request(run.id), run.id in self.corrupted)
+        live = self._live.get(run.id)
+        failed = live is not None and live.runner.failure is not None
+        return self._checkpoints.describe_run(run, self.last_request(run.id), failed or run.id in self.corrupted)
 
     def sweep(self) -> None:
         self.save_times()

@@ -6,6 +6,7 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,6 +147,13 @@ class Store:
         with self._session() as session:
             total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
             return session.scalars(query.limit(limit).offset(offset)).all(), total
+
+
+def is_full(error: Exception) -> bool:
+    """Whether it was for lack of room on the disk that something could not be written."""
+    return (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or (
+        isinstance(error, OperationalError) and "full" in str(error.orig)
+    )
 
 
 def _set_pragmas(connection: Any, _: Any) -> None:

@@ -102,3 +102,11 @@ def test_closing_ends_it_for_good(engine: SupervisedEngine) -> None:
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
     with pytest.raises(Interrupted):
         engine.stats().result(PATIENCE)
+
+
+def test_an_engine_killed_while_it_starts_is_started_again() -> None:
+    engine = SupervisedEngine(make=fake_backend.make)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert eventually(lambda: engine.generation == 1)
+    assert engine.stats().result(PATIENCE)["pid"] == engine.pid
+    engine.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from mint.errors import BadRequest, Internal
 from mint.server.journal import Disk
+from mint.server.store import Store
 from tests.server.live import Live
 
 PORT = 8123
@@ -268,3 +271,13 @@ def test_a_full_disk_refuses_a_request_that_can_be_sent_again(live: Live, monkey
     assert live.backend.steps[model] == 0
     assert live.fetch(live.step(model, 1))["metrics"]["step"] == 1.0
     assert live.fetch(live.post("/create_model", body))["model_id"].endswith(":train:1")
+
+
+def test_a_full_disk_under_the_database_is_no_5xx(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", full)
+        assert live.post("/create_session", {"tags": []}, ok=False).status_code == 429
+    assert live.session()

@@ -3,7 +3,8 @@
 A server is handed a `Backend`: the engine in a child process, engines on a cluster, or a fake in tests. Every call
 returns at once with a `concurrent.futures.Future`; the work of one adapter is done in the order it was submitted, work
 of different adapters and samples in any order. A future that fails holds a `MintError`: `BadRequest` when the request
-is at fault, `Internal` otherwise. Cancelling the future of a sample frees its place.
+is at fault, `Interrupted` when the engine was lost on the way, `Internal` otherwise. Cancelling the future of a sample
+frees its place.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ OnTokens = Callable[[int, Sequence[int], Sequence[float]], None]
 
 
 class Backend(Protocol):
+    @property
+    def generation(self) -> int:
+        """Counts the lives of the engine: adapters and policies made in an earlier one are gone."""
+        ...
+
     def models(self) -> list[str]:
         """Names that may be asked for; with an open catalogue, the bundled ones and those asked for so far."""
         ...
@@ -79,8 +85,18 @@ class Backend(Protocol):
         """Replaces the adapter's weights (and optimizer state, or a fresh one) and drops pending gradients."""
         ...
 
-    def snapshot(self, adapter: str, policy: str) -> Future[dict[str, float]]:
-        """Freezes the adapter's present weights as a policy that can be sampled."""
+    def save_state(self, adapter: str, folder: str) -> Future[int]:
+        """Writes all that later work depends on: weights, optimizer, pending gradients; the bytes it takes. What is
+        written is the state when its turn comes; work submitted later does not wait for the disk."""
+        ...
+
+    def load_state(self, adapter: str, folder: str) -> Future[None]:
+        """Brings the adapter back to exactly what `save_state` wrote."""
+        ...
+
+    def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
+        """Freezes the adapter's present weights as a policy that can be sampled. With a folder they are also written
+        there, from where `load_policy` reads them; if the disk is full, the policy lives in memory alone."""
         ...
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:

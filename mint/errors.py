@@ -44,6 +44,12 @@ class NotFound(StatusError, LookupError):
     status = 404
 
 
+class Gone(NotFound):
+    """It was there and has been lost; asking for it anew may help."""
+
+    status = 410
+
+
 class Busy(StatusError):
     """The server is out of room for now; the same request may succeed later."""
 
@@ -54,6 +60,12 @@ class Internal(StatusError, RuntimeError):
     """A fault of the server or engine, not of the request."""
 
     status = 500
+
+
+class Interrupted(Internal):
+    """The engine was lost while it worked on this; the same request may be carried out by the next one."""
+
+    status = 503
 
 
 class ConnectionFailed(MintError, ConnectionError):

@@ -451,6 +451,10 @@ class GetServerCapabilitiesResponse:
     supported_models: list[SupportedModel]
     loss_fns: dict[str, dict[str, float | str]] = field(default_factory=dict)
     """Every loss by name, with its options and their defaults."""
+    honoured: dict[str, list[str]] = field(default_factory=dict)
+    """The fields that change something, by the part of a request they belong to."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Fields of the protocol that are answered with an error, and why. Any other field is refused too."""
 
 
 @dataclass(frozen=True)

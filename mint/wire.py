@@ -414,11 +414,11 @@ def _refuse_unknown(message: Any, body: bytes) -> None:
 
 
 def _unknown_fields(message: Any) -> Iterator[tuple[Any, int]]:
-    yield from ((message, field.field_number) for field in UnknownFieldSet(message))
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            entries = value.values() if field.message_type.GetOptions().map_entry else value
-            for part in entries if field.is_repeated else [value]:
+    yield from ((message, unknown.field_number) for unknown in UnknownFieldSet(message))
+    for known, value in message.ListFields():
+        if known.message_type is not None:
+            entries = value.values() if known.message_type.GetOptions().map_entry else value
+            for part in entries if known.is_repeated else [value]:
                 if hasattr(part, "ListFields"):
                     yield from _unknown_fields(part)
 

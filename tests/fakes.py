@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
-from mint.errors import BadRequest, Internal, NotFound
+from mint.errors import BadRequest, Internal, Interrupted, NotFound
 from mint.types import (
     AdamParams,
     Datum,
@@ -42,8 +42,11 @@ class FakeBackend:
         self.policies: dict[str, int] = {}
         self.adapters: dict[str, LoraConfig] = {}
         self.closed = False
+        self.generation = 0
+        self.deadly: str | None = None
+        """Method name of the calls that kill the engine."""
         self._models = list(models)
-        self._held: list[Callable[[], None]] | None = None
+        self._held: list[Callable[..., None]] | None = None
         self._lock = threading.Lock()
 
     # Control --------------------------------------------------------------------------------------------------------
@@ -57,6 +60,19 @@ class FakeBackend:
         for finish in held:
             finish()
 
+    def forget_held(self) -> None:
+        self._held = []
+
+    def lose_engine(self) -> None:
+        """As when the engine dies and another is started: what is held fails, and nothing is known any more."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            self.generation += 1
+        for state in (self.steps, self.policies, self.adapters):
+            state.clear()
+        for finish in held:
+            finish(True)
+
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
 
@@ -64,10 +80,15 @@ class FakeBackend:
         self.calls.append((name, *told))
         future: Future[Any] = Future()
 
-        def finish() -> None:
+        def finish(died: bool = False) -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                if name == self.deadly and not died:
+                    self.lose_engine()
+                    died = True
+                if died:
+                    raise Interrupted("the engine died")
                 if name in self.fail:
                     raise self.fail[name]
                 future.set_result(work())
@@ -126,7 +147,7 @@ class FakeBackend:
 
     def save_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[int]:
         def work() -> int:
-            Path(folder).mkdir(parents=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / "adapter_config.json").write_text('{"r": 8}')
             (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
             return 16
@@ -145,9 +166,26 @@ class FakeBackend:
             raise BadRequest(f"there is no checkpoint folder {folder}.")
         return int.from_bytes(file.read_bytes()[:8], "little")
 
-    def snapshot(self, adapter: str, policy: str) -> Future[dict[str, float]]:
+    def save_state(self, adapter: str, folder: str) -> Future[int]:
+        def work() -> int:
+            Path(folder).mkdir(parents=True)
+            (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
+            return 8
+
+        return self._do("save_state", work, adapter, folder)
+
+    def load_state(self, adapter: str, folder: str) -> Future[None]:
+        def work() -> None:
+            self.steps[adapter] = self._saved(folder)
+
+        return self._do("load_state", work, adapter, folder)
+
+    def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
         def work() -> dict[str, float]:
             self.policies[policy] = self.steps[adapter]
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                (Path(folder) / "adapter_model.safetensors").write_bytes(self.steps[adapter].to_bytes(8, "little"))
             return {}
 
         return self._do("snapshot", work, adapter, policy)

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "mint"
 
-FLOOR = {"errors", "types", "wire", "proto", "config", "backend", "chat", "checks", "mistakes", "version"}
+FLOOR = {"errors", "types", "wire", "proto", "config", "backend", "chat", "checks", "mistakes", "arguments", "version"}
 # room -> the rooms of mint it may import at all, then packages it must never import
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "floor": (FLOOR, {"torch", "fastapi", "ray", "nicegui"}),

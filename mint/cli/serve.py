@@ -1,4 +1,5 @@
-"""`mint serve`: an engine in a process of its own, the HTTP server over it, and their orderly end."""
+"""`mint serve`: an engine in a process of its own, started again when it dies, the HTTP server over it, and their
+orderly end."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
 
     import uvicorn
 
-    from mint.engine.process import EngineProcess
+    from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
 
     class Serving(uvicorn.Server):
@@ -77,10 +78,10 @@ def run(config: ServerConfig, child: bool = False) -> None:
                 typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
 
     def end(code: int) -> None:
-        typer.echo(f"mint serve: the engine process ended with status {code}; start the server again.", err=True)
+        typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
-    engine = EngineProcess(config.models or None, on_exit=end)
+    engine = SupervisedEngine(config.models or None, on_failure=end)
     settings = uvicorn.Config(
         create_app(config, engine),
         config.host,
@@ -97,7 +98,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
         if child:
             _end_with_parent(server)
         server.run()
-        healthy = engine.alive and server.started
+        healthy = engine.usable and server.started
     finally:
         engine.close()
     if not healthy:

@@ -3,6 +3,7 @@
     adapter_model.safetensors   weights under PEFT's names
     adapter_config.json         PEFT's settings
     optimizer.safetensors       AdamW's state, in training checkpoints
+    gradients.safetensors       gradients that no step has used yet, in internal states
     mint.json                   format, base model, LoRA settings, step, SHA-256 of each file above
     checkpoint_complete         empty; tools around the Tinker API look for it
 
@@ -31,6 +32,7 @@ from mint.types import LoraConfig
 
 FORMAT = 1
 WEIGHTS, PEFT_CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
+GRADIENTS = "gradients.safetensors"
 MANIFEST, COMPLETE = "mint.json", "checkpoint_complete"
 PEFT_PREFIX = "base_model.model."
 
@@ -46,6 +48,7 @@ class Checkpoint:
     step: int
     weights: dict[str, Pair]
     optimizer: dict[str, Tensor] | None
+    gradients: dict[str, Tensor] | None = None
 
     @torch.no_grad()
     def load_into(self, adapter: Adapter, optimizer: AdamW, with_optimizer: bool) -> None:
@@ -92,28 +95,60 @@ class Checkpoint:
                 )
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What is to be written. The tensors must not change until it has been."""
+
+    adapter: Adapter
+    step: int = 0
+    optimizer: Mapping[str, Tensor] | None = None
+    gradients: Mapping[str, Tensor] | None = None
+
+    def write(self, folder: Path, flush: bool = True) -> int:
+        """The bytes it takes. Without `flush` a power cut may damage it, which is noticed when it is read."""
+        with replacing(folder, flush) as fresh:
+            tensors = {}
+            for path, (down, up) in self.adapter.weights.items():
+                tensors[f"{PEFT_PREFIX}{path}.lora_A.weight"] = down
+                tensors[f"{PEFT_PREFIX}{path}.lora_B.weight"] = up
+            _write_tensors(fresh / WEIGHTS, tensors, {"format": "pt"})
+            _write_json(fresh / PEFT_CONFIG, _peft_config(self.adapter))
+            for name, more in ((OPTIMIZER, self.optimizer), (GRADIENTS, self.gradients)):
+                if more is not None:
+                    _write_tensors(fresh / name, more)
+            manifest = {
+                "format": FORMAT,
+                "base_model": self.adapter.base_model,
+                "lora": asdict(self.adapter.config),
+                "step": self.step,
+                "sha256": {path.name: sha256(path) for path in sorted(fresh.iterdir())},
+            }
+            _write_json(fresh / MANIFEST, manifest)
+            (fresh / COMPLETE).touch()
+        return sum(path.stat().st_size for path in folder.iterdir())
+
+
 def save(folder: str | Path, adapter: Adapter, optimizer: AdamW | None = None) -> int:
     """Writes the adapter, and the optimizer's state if given; the bytes it takes."""
-    folder = Path(folder)
-    with replacing(folder) as fresh:
-        tensors = {}
-        for path, (down, up) in adapter.weights.items():
-            tensors[f"{PEFT_PREFIX}{path}.lora_A.weight"] = down.detach().cpu().contiguous()
-            tensors[f"{PEFT_PREFIX}{path}.lora_B.weight"] = up.detach().cpu().contiguous()
-        save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
-        _write_json(fresh / PEFT_CONFIG, _peft_config(adapter))
-        if optimizer is not None:
-            save_file({name: t.cpu().contiguous() for name, t in optimizer.state().items()}, fresh / OPTIMIZER)
-        manifest = {
-            "format": FORMAT,
-            "base_model": adapter.base_model,
-            "lora": asdict(adapter.config),
-            "step": 0 if optimizer is None else optimizer.steps,
-            "sha256": {path.name: sha256(path) for path in sorted(fresh.iterdir())},
-        }
-        _write_json(fresh / MANIFEST, manifest)
-        (fresh / COMPLETE).touch()
-    return sum(path.stat().st_size for path in folder.iterdir())
+    if optimizer is None:
+        return Contents(adapter).write(Path(folder))
+    return Contents(adapter, optimizer.steps, optimizer.state()).write(Path(folder))
+
+
+def state_of(adapter: Adapter, optimizer: AdamW) -> Contents:
+    """A copy of everything later work depends on: it can be written while training goes on."""
+    gradients = None
+    if adapter.gradients is not None:
+        gradients = {str(n): gradient.clone() for n, gradient in enumerate(adapter.gradients)}
+    return Contents(adapter.snapshot(), optimizer.steps, optimizer.state(), gradients)
+
+
+def load_state(folder: str | Path, adapter: Adapter, optimizer: AdamW) -> None:
+    """Makes adapter and optimizer what they were when `state_of` was called."""
+    saved = read(folder)
+    saved.load_into(adapter, optimizer, with_optimizer=True)
+    if saved.gradients is not None:
+        adapter.accumulate([saved.gradients[str(n)].to(p.device) for n, p in enumerate(adapter.parameters())])
 
 
 def read(folder: str | Path) -> Checkpoint:
@@ -141,6 +176,7 @@ def read(folder: str | Path) -> Checkpoint:
         step=manifest.get("step", 0),
         weights=weights,
         optimizer=_read_tensors(folder / OPTIMIZER) if OPTIMIZER in manifest.get("sha256", {}) else None,
+        gradients=_read_tensors(folder / GRADIENTS) if GRADIENTS in manifest.get("sha256", {}) else None,
     )
 
 
@@ -206,6 +242,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,11 +13,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.engine import checkpoint
 from mint.engine.device import Device
+from mint.engine.faults import as_mint_error
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
@@ -31,6 +35,7 @@ from mint.engine.worker import Worker
 from mint.errors import BadRequest, NotFound
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -66,6 +71,8 @@ class Policy:
 class Engine:
     """Implements `mint.backend.Backend`, which says what each call means."""
 
+    generation = 0
+
     def __init__(self, models: Sequence[str] | None = None, device: Device | None = None) -> None:
         """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then."""
         self._catalogue = None if models is None else tuple(models)
@@ -73,6 +80,8 @@ class Engine:
         self._runtimes = {name: Runtime(name, device) for name in models or ()}
         self._loading: dict[str, Future[Runtime]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-loader")
+        # One thread, so that what was written later is there only after what was written before.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-writer")
         self._tenants: dict[str, Tenant] = {}
         self._policies: dict[str, Policy] = {}
         self._tokens_trained = 0
@@ -135,23 +144,38 @@ class Engine:
 
         return self._worker.submit(adapter, work)
 
-    def snapshot(self, adapter: str, policy: str) -> Future[dict[str, float]]:
-        def work() -> dict[str, float]:
+    def save_state(self, adapter: str, folder: str) -> Future[int]:
+        def work() -> Future[int]:
+            tenant = self._tenant(adapter)
+            return self._writer.submit(checkpoint.state_of(tenant.adapter, tenant.optimizer).write, Path(folder))
+
+        return _after(self._worker.submit(adapter, work))
+
+    def load_state(self, adapter: str, folder: str) -> Future[None]:
+        def work() -> None:
+            tenant = self._tenant(adapter)
+            checkpoint.load_state(folder, tenant.adapter, tenant.optimizer)
+
+        return self._worker.submit(adapter, work)
+
+    def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
+        def work() -> Future[dict[str, float]]:
             started = time.perf_counter()
             tenant = self._tenant(adapter)
             copy = tenant.adapter.snapshot(tenant.runtime.model.dtype)
             check_copy(tenant.adapter, copy)
             version = tenant.optimizer.steps
             self._set_policy(policy, Policy(tenant.runtime, copy, Proof(copy, version, tenant.history)))
-            return {"snapshot_seconds": time.perf_counter() - started, "optimizer_steps": float(version)}
+            took = {"snapshot_seconds": time.perf_counter() - started, "optimizer_steps": float(version)}
+            return self._writer.submit(_keep, copy, folder, took)
 
-        done = self._worker.submit(adapter, work, quick=True)
+        taken = self._worker.submit(adapter, work, quick=True)
 
         def wait() -> Steps:
-            yield done
+            yield taken
 
         self._worker.submit(policy, wait, quick=True)  # samples asked for in the meantime come after it
-        return done
+        return _after(taken)
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         def work() -> Steps:
@@ -187,6 +211,7 @@ class Engine:
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
+        self._writer.shutdown()
 
     # ----------------------------------------------------------------------------------------------------------------
     # On the worker
@@ -269,6 +294,34 @@ class Engine:
             "kv_bytes": sum(s.runner.store.bytes for s in samplers),
             "memory_bytes": sum(used_memory(device) for device in devices),
         }
+
+
+def _keep(policy: Adapter, folder: str | None, took: dict[str, float]) -> dict[str, float]:
+    """Writes a snapshot, unflushed: it matters to its client for minutes, and flushing can take longer than writing."""
+    if folder is not None:
+        try:
+            checkpoint.Contents(policy).write(Path(folder), flush=False)
+        except (OSError, SafetensorError) as error:
+            log.warning("the snapshot %s could not be written, and lives in memory alone: %s", folder, error)
+    return took
+
+
+def _after(first: Future[Future[T]]) -> Future[T]:
+    """The result of the future that `first` results in."""
+    last: Future[T] = Future()
+
+    def pass_on(done: Future[T]) -> None:
+        error = done.exception()
+        _settle(last, done.result() if error is None else as_mint_error(error))
+
+    def follow(done: Future[Future[T]]) -> None:
+        if (error := done.exception()) is not None:
+            _settle(last, error)
+        else:
+            done.result().add_done_callback(pass_on)
+
+    first.add_done_callback(follow)
+    return last
 
 
 def _settle(future: Future[Any], answer: Any) -> None:

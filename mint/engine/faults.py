@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 
-from mint.errors import Internal, MintError
+from mint.errors import Busy, Internal, MintError
 
 log = logging.getLogger(__name__)
 
@@ -13,6 +15,8 @@ def as_mint_error(error: BaseException) -> MintError:
     """An error meant for the caller as it is; anything else as `Internal` in one line, the traceback in the log."""
     if isinstance(error, MintError):
         return error
+    if _is_disk_full(error):
+        return Busy(f"the server's disk is full ({error}); nothing was written. Make room, then ask again.")
     log.error("the engine failed at a request", exc_info=error)
     first_line = (str(error).splitlines() or [""])[0]
     if _is_out_of_memory(error):
@@ -28,6 +32,11 @@ def _is_out_of_memory(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
     )
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    # safetensors wraps what the system said in an error of its own.
+    return os.strerror(errno.ENOSPC) in str(error) or (isinstance(error, OSError) and error.errno == errno.EDQUOT)
 
 
 def _return_unused_memory() -> None:

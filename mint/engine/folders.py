@@ -17,18 +17,20 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder to fill; when the block ends well, it takes the place of `folder`."""
+def replacing(folder: Path, flush: bool = True) -> Iterator[Path]:
+    """Gives an empty folder to fill; when the block ends well, it takes the place of `folder`. Without `flush` that is
+    safe from the end of this process, not of the machine."""
     fresh = folder.with_name(f".{folder.name}.new")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)  # left by a crash
     fresh.mkdir()
     try:
         yield fresh
-        for path in (*fresh.iterdir(), fresh):
+        for path in (*fresh.iterdir(), fresh) if flush else ():
             _flush(path)
         _swap_in(fresh, folder)
-        _flush(folder.parent)
+        if flush:
+            _flush(folder.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from mint.backend import AdapterFacts, Backend, ModelFacts, OnTokens
 from mint.engine.hub import BUNDLED
-from mint.errors import Internal
+from mint.errors import Internal, Interrupted
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ def make_engine(models: Sequence[str] | None) -> Backend:
 
 class EngineProcess:
     """Implements `mint.backend.Backend`. Returns at once; calls made while the child starts wait for it."""
+
+    generation = 0
 
     def __init__(
         self,
@@ -113,8 +115,14 @@ class EngineProcess:
     def load_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[None]:
         return self._call("load_adapter", adapter, folder, optimizer)
 
-    def snapshot(self, adapter: str, policy: str) -> Future[dict[str, float]]:
-        return self._call("snapshot", adapter, policy)
+    def save_state(self, adapter: str, folder: str) -> Future[int]:
+        return self._call("save_state", adapter, folder)
+
+    def load_state(self, adapter: str, folder: str) -> Future[None]:
+        return self._call("load_state", adapter, folder)
+
+    def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
+        return self._call("snapshot", adapter, policy, folder)
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         return self._noting(base_model, self._call("load_policy", policy, base_model, folder))
@@ -139,6 +147,11 @@ class EngineProcess:
                 self._process.kill()
                 self._reader.join()
 
+    def kill(self) -> None:
+        """Ends the child at once, as if it had died by itself."""
+        if self._process is not None:
+            self._process.kill()
+
     def _call(self, method: str, *args: Any, on_tokens: OnTokens | None = None) -> Future[Any]:
         future: Future[Any] = Future()
         call = next(self._ids)
@@ -149,7 +162,7 @@ class EngineProcess:
                 self._pending[call] = (future, on_tokens)
                 self._send(message)
         if ended is not None:
-            future.set_exception(Internal(ended))
+            future.set_exception(Interrupted(ended))
         future.add_done_callback(partial(self._pass_on_cancel, call))
         return future
 
@@ -219,7 +232,7 @@ class EngineProcess:
             self._pipe.close()
         for future, _ in pending.values():
             if future.set_running_or_notify_cancel():
-                future.set_exception(Internal(ended))
+                future.set_exception(Interrupted(ended))
         if self._on_exit and not closing:
             self._on_exit(code)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from mint.backend import Backend
@@ -19,6 +20,7 @@ from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
 from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
+from mint.server.store import is_full
 from mint.version import __version__
 
 log = logging.getLogger("mint.server")
@@ -43,7 +45,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
         app.include_router(routes.router, prefix="/api/v1")
     app.include_router(service.root)
     app.include_router(openai.router, prefix="/v1")
-    for kind in (MintError, RequestValidationError, HTTPException, Exception):
+    for kind in (MintError, RequestValidationError, HTTPException, OSError, OperationalError, Exception):
         app.add_exception_handler(kind, answer_error)
     return app
 
@@ -57,7 +59,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         body = openai.error_body(status, text)
     else:
         body = {"detail": text}
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, {"retry-after": "1"} if status == 429 else None)
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:
@@ -68,6 +70,8 @@ def _status_and_text(error: Exception) -> tuple[int, str]:
             return 400, " ".join(_sentence(fault) for fault in error.errors())
         case HTTPException():
             return error.status_code, str(error.detail)
+    if is_full(error):
+        return 429, f"the server's disk is full ({error}); make room, then send the request again."
     log.error("a request failed", exc_info=error)
     return 500, f"the server failed: {type(error).__name__}: {error}"
 

@@ -59,16 +59,22 @@ def _too_large(limit: int) -> str:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    body = await request.body()
-    encoding = request.headers.get("content-encoding", "identity")
+    return decompress(await request.body(), encoding_of(request), limits.body_bytes)
+
+
+def encoding_of(request: Request) -> str:
+    return request.headers.get("content-encoding", "identity")
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding == "identity":
         return body
     if encoding != "zstd":
         raise BadRequest(f"content-encoding {encoding!r} is not understood; send zstd or none.")
-    return _decompress(body, limits.body_bytes)
+    return _inflate(body, limit)
 
 
-def _decompress(body: bytes, limit: int) -> bytes:
+def _inflate(body: bytes, limit: int) -> bytes:
     """Streams the frame out up to the limit: `max_output_size` is ignored for frames that declare their own size."""
     try:
         with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:

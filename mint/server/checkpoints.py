@@ -64,6 +64,14 @@ class Checkpoints:
         folder = self._root / quote(run_id, safe="") / kind / quote(name, safe=" ")
         return folder.with_name(f"{folder.name}~{uuid.uuid4().hex[:8]}") if folder.exists() else folder
 
+    def reserve_again(self, run_id: str, kind: str, name: str, folder: str) -> Path:
+        """For a save that was accepted before and is carried out again: to where it was going then."""
+        self._being_saved.add((run_id, kind, name))
+        return self._root / folder
+
+    def relative(self, folder: Path) -> str:
+        return str(folder.relative_to(self._root))
+
     def release_name(self, run_id: str, kind: str, name: str) -> None:
         self._being_saved.discard((run_id, kind, name))
 
@@ -87,14 +95,15 @@ class Checkpoints:
             kind=kind,
             name=name,
             owner=run.owner,
-            folder=str(folder.relative_to(self._root)),
+            folder=self.relative(folder),
             size_bytes=size_bytes,
             expires=expires,
             user_metadata=user_metadata,
         )
         self._store.replace(replaced, row)
         for old in replaced:
-            shutil.rmtree(self.folder(old), ignore_errors=True)
+            if old.folder != row.folder:  # a save that is carried out again replaces itself
+                shutil.rmtree(self.folder(old), ignore_errors=True)
         return row
 
     def copy(self, source: CheckpointRow, run: RunRow, expires: float | None) -> CheckpointRow:
@@ -200,7 +209,7 @@ class Checkpoints:
             user_metadata=row.user_metadata,
         )
 
-    def describe_run(self, run: RunRow, last_request: float | None = None) -> TrainingRun:
+    def describe_run(self, run: RunRow, last_request: float | None = None, corrupted: bool = False) -> TrainingRun:
         training, sampler = (self.newest(run.id, kind) for kind in ("weights", "sampler_weights"))
         return TrainingRun(
             training_run_id=run.id,
@@ -208,6 +217,7 @@ class Checkpoints:
             model_owner=run.owner,
             is_lora=True,
             last_request_time=moment(last_request or run.last_request),
+            corrupted=corrupted,
             lora_rank=run.rank,
             last_checkpoint=self.describe(training) if training else None,
             last_sampler_checkpoint=self.describe(sampler) if sampler else None,

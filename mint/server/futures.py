@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mint import wire
-from mint.errors import BadRequest, Busy, Forbidden, MintError, NotFound
+from mint.errors import BadRequest, Busy, Forbidden, Gone, MintError, NotFound
 from mint.server.limits import Limits
 from mint.types import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 log = logging.getLogger("mint.server")
+
+SAMPLE = "sample-"
+"""How the ids of samples begin: they are not kept on disk, so that one nobody knows may be one a crash has lost."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,15 @@ class Promise:
     group: tuple[str, int] | None = None
     """Sampling session and clone, for clients that ask which of their samples are done."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the request is safe from a crash, where it is to be: nobody hears of its id before."""
     settled: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     finished: float = 0.0
     delivered: bool = False
     envelope: dict[str, Any] = field(default_factory=dict)
     """What the first answer to the request says besides the id; a repeated request gets the same."""
+    on_cancel: Callable[[], None] | None = None
+    """What cancelling does instead, for requests that others depend on."""
     _work: Future[Any] | asyncio.Task[None] | None = None
 
     def settle(self, answer: Answer) -> None:
@@ -121,6 +128,9 @@ class Promise:
         self._work = asyncio.get_running_loop().create_task(guarded(work))
 
     def cancel(self) -> None:
+        if self.on_cancel is not None:
+            self.on_cancel()
+            return
         if self._work is not None:
             self._work.cancel()
         self.fail(CancelledError())
@@ -147,9 +157,14 @@ class Futures:
         return known
 
     def open(
-        self, owner: str, key: str | None = None, fingerprint: bytes = b"", group: tuple[str, int] | None = None
+        self,
+        owner: str,
+        key: str | None = None,
+        fingerprint: bytes = b"",
+        group: tuple[str, int] | None = None,
+        request_id: str | None = None,
     ) -> Promise:
-        promise = Promise(owner, key, fingerprint, group)
+        promise = Promise(owner, key, fingerprint, group, request_id or uuid.uuid4().hex)
         self._by_id[promise.request_id] = promise
         if group in self._logs:
             self._logs[group].watch(promise)
@@ -159,6 +174,8 @@ class Futures:
 
     def find(self, request_id: str, owner: str) -> Promise:
         promise = self._by_id.get(request_id)
+        if promise is None and request_id.startswith(SAMPLE):
+            raise Gone("the server was restarted before it had this sample, or it was fetched long ago; ask again.")
         if promise is None or promise.owner != owner:
             raise NotFound(
                 f"no request {request_id!r} on this server; it may have been restarted since, or the result fetched "
@@ -201,6 +218,13 @@ class Futures:
             stale = promise.settled.done() and now - promise.finished > self._limits.undelivered_seconds
             if stale and not promise.delivered:
                 self._forget(promise)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def drop(self, promise: Promise) -> None:
+        """A request that was refused after all."""
+        self._forget(promise)
 
     def _forget(self, promise: Promise) -> None:
         self._by_id.pop(promise.request_id, None)

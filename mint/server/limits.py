@@ -27,6 +27,11 @@ class Limits:
     delivered_bytes: int = 256 * MIB
     undelivered_seconds: float = 6 * 3600.0
     """How long a result waits for somebody to fetch it."""
+    state_seconds: float = 30.0
+    """How long a model goes on before its state is written anew: what recovery repeats at most, or the time writing it
+    took, twenty times over, if that is more."""
+    state_bytes: int = 64 * MIB
+    """The same in bytes of requests."""
     pending_samples: int = 65_536
     """Sequences asked for and not yet sampled; beyond it samples are answered 429."""
     sweep_seconds: float = 10.0

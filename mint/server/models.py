@@ -1,48 +1,56 @@
-"""Training models: adapters under training, each with its requests in order.
+"""Training models: adapters under training, each with its requests in order and its journal.
 
-A model lives in the backend's memory and under one session; its run, the row that remembers it, stays.
+A model lives in the backend's memory and under one session; its journal brings it back after a crash. Its run, the row
+that remembers it, stays.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import or_, select
 
 from mint.backend import Backend, ModelFacts
-from mint.errors import BadRequest, MintError, NotFound
+from mint.errors import BadRequest, Busy, MintError, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
+from mint.server.journal import Head, Journal, Place
+from mint.server.limits import Limits
+from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
+from mint.server.steps import CHANGE_FILES, CHANGE_WEIGHTS, Call
 from mint.server.store import CheckpointRow, RunRow, Store
-from mint.types import LoraConfig
+from mint.server.trial import Trial
+from mint.types import LoraConfig, TrainingRun
 
-
-@dataclass(frozen=True)
-class Step:
-    """One request's work in the backend, and what its result is told as."""
-
-    start: Callable[[], Future[Any]]
-    answer: Callable[[Any], Answer]
-    settled: Callable[[], None] | None = None
-    """Called when it is over, well or badly."""
+log = logging.getLogger("mint.server")
 
 
 @dataclass(eq=False)
 class Model:
     run: RunRow
+    created: Head
+    """How it was made: all that is needed to make it again."""
+    journal: Journal
+    runner: Runner
     sequencer: Sequencer
     facts: ModelFacts | None = None
-    failure: MintError | None = None
     last_request: float = field(default_factory=time.time)
+    state_due: float | None = None
+    """When its state should next be written; None while nothing has happened since the last one."""
 
     @property
     def id(self) -> str:
@@ -50,6 +58,10 @@ class Model:
 
 
 class Models:
+    prepare: Callable[[Model, Call], Step]
+    """Says what a call does; `restore_call` reads one from the journal. Both are set once there is a whole server."""
+    restore_call: Callable[[Head, bytes], Call]
+
     def __init__(
         self,
         backend: Backend,
@@ -58,7 +70,9 @@ class Models:
         sessions: Sessions,
         checkpoints: Checkpoints,
         futures: Futures,
-        gap_seconds: float,
+        limits: Limits,
+        journals: Path,
+        trial: Trial,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -66,12 +80,16 @@ class Models:
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._futures = futures
-        self._gap_seconds = gap_seconds
+        self._limits = limits
+        self._journals = journals
+        self._trial = trial
         self._live: dict[str, Model] = {}
+        self.corrupted: dict[str, str] = {}
+        """Runs whose journal or state is damaged, and what is wrong."""
 
     # Life -----------------------------------------------------------------------------------------------------------
 
-    def create(
+    async def create(
         self,
         session: Session,
         number: int,
@@ -84,46 +102,92 @@ class Models:
         """A new model, or with a source (checkpoint, optimizer too?) one that starts from there."""
         key = f"model_seq_id {number} of session {session.id}"
         if known := self._futures.repeated(key, fingerprint):
+            await asyncio.shield(known.accepted)
             return known
         self._catalogue.check(base_model)
         promise = self._futures.open(session.row.owner, key, fingerprint)
-        run = RunRow(
-            id=run_id(session.id, number),
-            session_id=session.id,
-            owner=session.row.owner,
-            base_model=base_model,
-            rank=lora.rank,
-            train_unembed=lora.train_unembed,
-            train_mlp=lora.train_mlp,
-            train_attn=lora.train_attn,
-            user_metadata=user_metadata,
-        )
-        promise.envelope["model_id"] = run.id
-        if run.id in self._live:
-            promise.settle(_created(run, source))
-        else:
-            model = self._live[run.id] = Model(run, Sequencer(self._gap_seconds))
-            promise.run(self._create(model, lora, source))
+        model_id = promise.envelope["model_id"] = run_id(session.id, number)
+        if model_id in self._live:
+            promise.settle(_created(self._live[model_id]))
+            promise.accepted.set_result(None)
+            return promise
+        if lora.seed is None:  # drawn here, so that the same weights can be drawn again
+            lora = replace(lora, seed=secrets.randbits(63))
+        created = {
+            "model": model_id,
+            "session": session.id,
+            "owner": session.row.owner,
+            "base_model": base_model,
+            "lora": asdict(lora),
+            "user_metadata": user_metadata,
+            "request": promise.request_id,
+            "key": key,
+            "same": fingerprint.hex(),
+            "source": None,
+        }
+        journal = Journal(self._journals / quote(model_id, safe=""))
+        try:
+            if source is not None:
+                pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
+                created["source"] = {"pin": pin.name, "optimizer": source[1], "path": source[0].path}
+            await _begin(journal, {"kind": "segment", "created": created, "next": 1, "handled": []})
+        except (Busy, OSError) as error:
+            self._futures.drop(promise)
+            journal.delete()
+            refusal = error if isinstance(error, Busy) else Busy(f"the model could not be recorded: {error}.")
+            promise.accepted.set_exception(refusal)
+            promise.accepted.exception()
+            raise refusal from error
+        promise.accepted.set_result(None)
+        model = self.add(created, journal, Sequencer(self._limits.gap_seconds))
+        promise.run(self.bring_up(model))
         return promise
 
-    async def _create(self, model: Model, lora: LoraConfig, source: tuple[CheckpointRow, bool] | None) -> Answer:
-        run = model.run
+    def add(self, created: Head, journal: Journal, sequencer: Sequencer) -> Model:
+        """A model that has a journal; `bring_up` makes it live in the backend."""
+        run = self._store.get(RunRow, created["model"]) or _run_of(created)
+        model: Model
+
+        def prepare(entry: Entry) -> Step:
+            return self.prepare(model, self.restore_call(entry.place.record.head, journal.payload(entry.place)))
+
+        make = partial(self._make, created, journal)
+        runner = Runner(self._backend, run.id, journal, self._trial, prepare, make)
+        model = self._live[run.id] = Model(run, created, journal, runner, sequencer)
+        sequencer.on_gap = partial(self._jump, model)
+        return model
+
+    def _make(self, created: Head, journal: Journal) -> list[Callable[[], Future[Any]]]:
+        """The calls that make the adapter as it was before its first request."""
+        model_id, lora, source = created["model"], LoraConfig(**created["lora"]), created["source"]
+        calls: list[Callable[[], Future[Any]]] = [
+            lambda: self._backend.create_adapter(model_id, created["base_model"], lora)
+        ]
+        if source is not None and journal.newest_state() is None:
+            pin = str(journal.folder / source["pin"])
+            calls.append(lambda: self._backend.load_adapter(model_id, pin, source["optimizer"]))
+        return calls
+
+    async def bring_up(self, model: Model) -> Answer:
+        """Until the model is live in the backend: its first time, or again after a restart."""
+        existed = self._store.get(RunRow, model.id) is not None
         try:
-            model.facts = await self._catalogue.load(run.base_model)
-            await asyncio.wrap_future(self._backend.create_adapter(run.id, run.base_model, lora))
-            if source is not None:
-                folder = str(self._checkpoints.folder(source[0]))
-                await asyncio.wrap_future(self._backend.load_adapter(run.id, folder, source[1]))
+            model.facts = await self._catalogue.load(model.run.base_model)
+            model.runner.start()
+            await asyncio.shield(model.runner.ready)
         except MintError as error:
-            model.failure = error
-            self._live.pop(run.id, None)
-            self._backend.release(run.id)
+            model.runner.fail(error)
+            if existed:
+                self.corrupted[model.id] = str(error)
+                log.error("training model %s could not be brought back: %s", model.id, error)
+                raise
+            self._live.pop(model.id, None)
+            self._backend.release(model.id)
+            model.journal.delete()
             raise
-        finally:
-            model.sequencer.open()
-        if self._store.get(RunRow, run.id) is None:
-            self._store.add(run)
-        return _created(run, source)
+        if not existed:
+            self._store.add(model.run)
+        return _created(model)
 
     def find(self, model_id: str, user: User) -> Model:
         """The live model, its session seen just now."""
@@ -145,20 +209,27 @@ class Models:
             if newest is None
             else f"Go on from its newest checkpoint: create_training_client_from_state_with_optimizer({newest.path!r})."
         )
-        return NotFound(
-            f"training model {model_id} is no longer in memory: the server was restarted, the model unloaded, or its "
-            f"session silent for too long. {then}"
+        why = (
+            "is no longer in memory: the server was restarted without it, the model unloaded, or its session silent "
+            "for too long."
         )
+        if model_id in self.corrupted:
+            why = f"cannot be brought back: {self.corrupted[model_id]}"
+        return NotFound(f"training model {model_id} {why} {then}")
 
     def unload(self, model: Model) -> Promise:
         promise = self._futures.open(model.run.owner)
         self._live.pop(model.id, None)
         self._save_time(model)
-        promise.start(
-            lambda: self._backend.release(model.id),
-            lambda _: json_answer({"model_id": model.id, "type": "unload_model"}),
-        )
+        promise.run(self._end(model))
         return promise
+
+    async def _end(self, model: Model) -> Answer:
+        model.sequencer.close()
+        await model.runner.close(NotFound(f"training model {model.id} was unloaded before this request's turn came."))
+        await asyncio.wrap_future(self._backend.release(model.id))
+        await asyncio.to_thread(model.journal.delete)
+        return json_answer({"model_id": model.id, "type": "unload_model"})
 
     def end_sessions(self, session_ids: Iterable[str]) -> None:
         ended = set(session_ids)
@@ -167,37 +238,100 @@ class Models:
 
     # Requests -------------------------------------------------------------------------------------------------------
 
-    def submit(self, model: Model, seq_id: int | None, fingerprint: bytes, prepare: Callable[[], Step]) -> Promise:
-        """Puts one request in its place. `prepare` makes the last checks; whoever it refuses has spent the number."""
-        key = None if seq_id is None else f"seq_id {seq_id} of model {model.id}"
-        if known := self._futures.repeated(key, fingerprint):
+    async def submit(self, model: Model, call: Call) -> Promise:
+        """Checks one request, writes it to the journal and puts it in its place. Whoever is refused by the checks has
+        spent the number; whoever is refused because the disk is full has not."""
+        key = _key(model, call.seq_id)
+        if known := self._futures.repeated(key, call.same):
+            await asyncio.shield(known.accepted)
             return known
-        if seq_id is not None and model.sequencer.seen(seq_id):
+        if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
         try:
-            step = prepare()
+            step = self.prepare(model, call)
         except MintError:
-            model.sequencer.skip(seq_id)
+            self._skip(model, call.seq_id)
             raise
-        promise = self._futures.open(model.run.owner, key, fingerprint)
+        promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
         promise.envelope["model_id"] = model.id
-        if (settled := step.settled) is not None:
-            promise.settled.add_done_callback(lambda _: settled())
+
+        def written(outcome: Place | Busy) -> None:
+            if isinstance(outcome, Busy):
+                self._futures.drop(promise)
+                if step.settled is not None:
+                    step.settled()
+                promise.accepted.set_exception(outcome)
+            else:
+                promise.accepted.set_result(None)
+                self.enter(model, outcome, promise, step)
+
+        model.journal.append(call.head(), call.payload, written)
+        await asyncio.shield(promise.accepted)
+        return promise
+
+    def enter(self, model: Model, place: Place, promise: Promise, step: Step | None = None) -> Entry:
+        """A journalled request takes its place in the order."""
+        head = place.record.head
+        op = head["op"]
+        entry = Entry(place, promise, op in CHANGE_WEIGHTS, op in CHANGE_FILES, step)
+        promise.on_cancel = partial(model.runner.cancel, entry)
 
         def start() -> None:
-            if model.failure is not None:
-                promise.fail(model.failure)
-            else:
-                promise.start(step.start, step.answer)
+            model.runner.take(entry)
+            self._consider_state(model, op)
 
-        model.sequencer.submit(seq_id, start)
-        return promise
+        model.sequencer.submit(head["seq"], start)
+        return entry
 
     def refuse(self, model_id: str, seq_id: int, user: User) -> None:
         """A request that could not be read has spent its number."""
         model = self._live.get(model_id)
-        if model is not None and model.run.owner == user.name and not model.sequencer.seen(seq_id):
-            model.sequencer.skip(seq_id)
+        if model is not None and model.run.owner == user.name:
+            self._skip(model, seq_id)
+
+    def _skip(self, model: Model, seq_id: int | None) -> None:
+        if seq_id is not None and not model.sequencer.seen(seq_id):
+            head = {"kind": "skip", "seq": seq_id}
+            model.journal.append(head, b"", lambda _: model.sequencer.skip(seq_id), flush=False)
+
+    def _jump(self, model: Model, number: int) -> None:
+        """The numbers before this one have been waited for long enough."""
+
+        def written(outcome: Place | Busy) -> None:
+            # Where that cannot be written down, the wait begins again.
+            model.sequencer.jump(model.sequencer.following if isinstance(outcome, Busy) else number)
+
+        model.journal.append({"kind": "jump", "seq": number}, b"", written)
+
+    # States ---------------------------------------------------------------------------------------------------------
+
+    def _consider_state(self, model: Model, op: str) -> None:
+        """Begins a new segment when it is time: at best right after a step, when there are no gradients to be saved."""
+        now, runner = time.monotonic(), model.runner
+        if model.state_due is None:
+            model.state_due = now + max(self._limits.state_seconds, 20 * runner.state_seconds)
+        late = now - model.state_due
+        full = model.journal.bytes_in_segment / self._limits.state_bytes
+        if not (op == "optim_step" and (late > 0 or full > 1)) and not (late > self._limits.state_seconds or full > 2):
+            return
+        if runner.state_pending or model.sequencer.waiting or not model.journal.idle:
+            return
+        sequencer = model.sequencer
+        header = {
+            "kind": "segment",
+            "created": model.created,
+            "next": sequencer.following,
+            "handled": sequencer.handled.runs,
+        }
+
+        def written(outcome: Place | Busy) -> None:
+            if isinstance(outcome, Busy):
+                runner.state_pending = False
+            else:
+                runner.take(StateMark(outcome.segment))
+
+        runner.state_pending, model.state_due = True, None
+        model.journal.begin_segment(header, written)
 
     # Runs -----------------------------------------------------------------------------------------------------------
 
@@ -223,6 +357,22 @@ class Models:
     def last_request(self, model_id: str) -> float | None:
         return self._live[model_id].last_request if model_id in self._live else None
 
+    def describe(self, run: RunRow) -> TrainingRun:
+        live = self._live.get(run.id)
+        failed = live is not None and live.runner.failure is not None
+        return self._checkpoints.describe_run(run, self.last_request(run.id), failed or run.id in self.corrupted)
+
+    def sweep(self) -> None:
+        self.save_times()
+        for model in self._live.values():
+            model.runner.start()  # where the engine was lost while nobody asked
+            model.journal.trim(self._futures.holds)
+
+    def close(self) -> None:
+        self.save_times()
+        for model in self._live.values():
+            model.journal.close()
+
     def save_times(self) -> None:
         """When each model was last asked for something is kept in memory, and written down now and then."""
         for model in self._live.values():
@@ -238,7 +388,39 @@ def run_id(session_id: str, number: int) -> str:
     return f"{session_id}:train:{number}"
 
 
-def _created(run: RunRow, source: tuple[CheckpointRow, bool] | None) -> Answer:
-    if source is None:
-        return json_answer({"model_id": run.id, "type": "create_model"})
-    return json_answer({"model_id": run.id, "path": source[0].path, "type": "load_weights"})
+def _key(model: Model, seq_id: int | None) -> str | None:
+    return None if seq_id is None else f"seq_id {seq_id} of model {model.id}"
+
+
+async def _begin(journal: Journal, header: Head) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def written(outcome: Place | Busy) -> None:
+        if isinstance(outcome, Busy):
+            done.set_exception(outcome)
+        else:
+            done.set_result(None)
+
+    journal.begin_segment(header, written)
+    await done
+
+
+def _run_of(created: Head) -> RunRow:
+    lora = LoraConfig(**created["lora"])
+    return RunRow(
+        id=created["model"],
+        session_id=created["session"],
+        owner=created["owner"],
+        base_model=created["base_model"],
+        rank=lora.rank,
+        train_unembed=lora.train_unembed,
+        train_mlp=lora.train_mlp,
+        train_attn=lora.train_attn,
+        user_metadata=created["user_metadata"],
+    )
+
+
+def _created(model: Model) -> Answer:
+    if (source := model.created["source"]) is None:
+        return json_answer({"model_id": model.id, "type": "create_model"})
+    return json_answer({"model_id": model.id, "path": source["path"], "type": "load_weights"})

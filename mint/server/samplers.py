@@ -1,22 +1,26 @@
 """What can be sampled: policies in the backend's memory, and the sampling sessions that pin them.
 
 A policy is a base model, a saved checkpoint or a snapshot. The first two are shared by whoever asks for them, leave
-memory when idle and come back from disk on use; a snapshot lives as long as the session that took it.
+memory when idle and come back from disk on use; a snapshot lives as long as the session that took it. When the engine
+is lost, each policy comes back on its next use, and the samples that were under way are sampled anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import select
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
-from mint.errors import BadRequest, Busy, NotFound
+from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
@@ -24,10 +28,13 @@ from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.sessions import Session, Sessions
 from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
 
 CLONE_BLOCK = 10**9
 """Clones of a sampling client number their requests from here, block by block."""
+DEATHS = 10
+"""A sample during which the engine died this often is given up: it may be what kills the engine."""
 
 
 @dataclass(eq=False)
@@ -37,7 +44,8 @@ class Policy:
     folder: str | None = None
     ephemeral: bool = False
     facts: ModelFacts | None = None
-    """Set once it can be sampled."""
+    """Set once it can be sampled, in the engine of this `generation`."""
+    generation: int = 0
     used: float = field(default_factory=time.monotonic)
     loading: asyncio.Task[None] | None = None
 
@@ -58,6 +66,8 @@ class Samplers:
         sessions: Sessions,
         checkpoints: Checkpoints,
         limits: Limits,
+        snapshots: Path,
+        trial: Trial,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -65,6 +75,8 @@ class Samplers:
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._limits = limits
+        self._snapshots = snapshots
+        self._trial = trial
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
         self._pending = 0
@@ -94,9 +106,19 @@ class Samplers:
         return sampler_id
 
     def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts) -> Sampler:
-        """The sampling session of a snapshot the backend took under the same name."""
-        policy = Policy(sampler_id, facts.name, ephemeral=True, facts=facts)
+        """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
+        policy = self._snapshot(sampler_id, facts.name)
+        policy.facts, policy.generation = facts, self._backend.generation
+        if (row := self._store.get(SamplerRow, sampler_id)) is not None:
+            self._live[sampler_id] = Sampler(row, policy)
+            return self._live[sampler_id]
         return self._add(session, sampler_id, policy, None)
+
+    def snapshot_folder(self, sampler_id: str) -> Path:
+        return self._snapshots / quote(sampler_id, safe="")
+
+    def _snapshot(self, sampler_id: str, base_model: str) -> Policy:
+        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True)
 
     def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
         row = SamplerRow(
@@ -118,13 +140,17 @@ class Samplers:
         if row is None or row.owner != user.name:
             raise NotFound(f"no sampling session {sampler_id!r} on this server; create a new sampling client.")
         if sampler is None:
-            if row.ephemeral:
+            if not row.ephemeral:
+                policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
+            elif self.snapshot_folder(sampler_id).is_dir():
+                policy = self._snapshot(sampler_id, row.base_model)
+            else:
                 raise NotFound(
-                    f"sampling session {sampler_id} was a snapshot in memory, and is gone: the server was restarted or "
-                    "its session silent for too long. Take a new one, or save with save_weights_for_sampler(name)."
+                    f"sampling session {sampler_id} was a snapshot, and is gone: the server was restarted without it "
+                    "or its session silent for too long. Take a new one, or save with save_weights_for_sampler(name)."
                 )
-            policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
-            sampler = self._live[sampler_id] = Sampler(row, policy)
+            # Clients that joined before the restart keep their numbers: later ones get numbers nobody had by then.
+            sampler = self._live[sampler_id] = Sampler(row, policy, clones=int(time.time()))
         self._sessions.touch(row.session_id, user)
         return sampler
 
@@ -159,20 +185,26 @@ class Samplers:
         return self._policies.setdefault(policy.name, policy)
 
     def _start_loading(self, policy: Policy) -> asyncio.Task[None]:
-        if policy.loading is None or (policy.loading.done() and policy.facts is None):
+        if policy.loading is None or (policy.loading.done() and not self._is_there(policy)):
             policy.loading = asyncio.get_running_loop().create_task(self._load(policy))
             policy.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to who asks
         return policy.loading
 
     async def _load(self, policy: Policy) -> None:
         facts = await self._catalogue.load(policy.base_model)
+        generation = self._backend.generation
         await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
-        policy.facts, policy.used = facts, time.monotonic()
+        policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
+
+    def _is_there(self, policy: Policy) -> bool:
+        return policy.facts is not None and policy.generation == self._backend.generation
 
     async def ready(self, policy: Policy) -> ModelFacts:
-        while policy.facts is None:
+        await self._trial.wait_until_calm()
+        while not self._is_there(policy):
             await asyncio.shield(self._start_loading(policy))
         policy.used = time.monotonic()
+        assert policy.facts is not None
         return policy.facts
 
     # Samples --------------------------------------------------------------------------------------------------------
@@ -187,15 +219,22 @@ class Samplers:
         """Settles the promise with the samples."""
         self._count_until(promise.settled, request.num_samples)
         policy.used = time.monotonic()
-        if policy.facts is not None:
-            promise.start(lambda: self._backend.sample(policy.name, request), sample_answer)
-        else:
-            promise.run(self._load_and_sample(policy, request))
+        promise.run(self._sample(policy, request))
 
-    async def _load_and_sample(self, policy: Policy, request: SampleRequest) -> Answer:
-        facts = await self.ready(policy)
-        check_sample(request, *sizes(facts))
-        return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+    async def _sample(self, policy: Policy, request: SampleRequest) -> Answer:
+        for _ in range(DEATHS):
+            facts = await self.ready(policy)
+            check_sample(request, *sizes(facts))
+            generation = self._backend.generation
+            try:
+                return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+            except Interrupted:
+                while self._backend.generation == generation:
+                    await asyncio.sleep(0.05)
+        raise Internal(
+            f"the engine died {DEATHS} times while it worked on this sample, among others; it was given up. The "
+            "server's log says how the engine died."
+        )
 
     async def begin(
         self, policy: Policy, request: SampleRequest, on_tokens: OnTokens | None = None
@@ -223,6 +262,7 @@ class Samplers:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:
                 self._backend.release(sampler.policy.name)
+                shutil.rmtree(self.snapshot_folder(sampler.row.id), ignore_errors=True)
 
     def sweep(self) -> None:
         idle = time.monotonic() - self._limits.policy_idle_seconds

@@ -3,72 +3,88 @@
 Handing on means submitting to the backend, which runs one adapter's work in the order it was submitted; so nothing here
 waits for a result. Parallel chunks of one call arrive first chunk last, and numbers can be missing for good: a request
 that failed on the client, or was refused, is never sent again under its number.
+
+The order is a function of the calls made here and of nothing else, so that it is the same when a journal repeats them:
+the end of the wait for a missing number is one of these calls (`jump`), made by whoever `on_gap` tells.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from mint.server.intervals import Intervals
 
 
 class Sequencer:
-    def __init__(self, gap_seconds: float) -> None:
+    def __init__(
+        self,
+        gap_seconds: float,
+        on_gap: Callable[[int], None] | None = None,
+        following: int = 1,
+        handled: Iterable[Iterable[int]] = (),
+    ) -> None:
+        """`on_gap` hears the first number that waits, when those before it have been waited for long enough.
+        `following` and `handled` (its runs) are those of an earlier sequencer that this one continues."""
         self._gap_seconds = gap_seconds
-        self._next = 1
+        self.on_gap = on_gap or self.jump
+        self.following = following
+        """The number whose turn is next."""
+        self.handled = Intervals(handled)
+        """Numbers that were handed on, or refused."""
         self._waiting: dict[int, Callable[[], None]] = {}
-        self._unnumbered: list[Callable[[], None]] = []
-        self._seen: set[int] = set()
-        self._open = False
         self._timer: asyncio.TimerHandle | None = None
 
     def seen(self, number: int) -> bool:
-        """Whether a request of this number was handed in before."""
-        return number in self._seen
+        """Whether a request of this number was handed in, or refused, before."""
+        return number in self._waiting or number in self.handled
 
-    def open(self) -> None:
-        """Until the model exists, its requests wait here."""
-        self._open = True
-        for start in self._unnumbered:
-            start()
-        self._unnumbered.clear()
-        self._advance()
+    @property
+    def waiting(self) -> bool:
+        return bool(self._waiting)
 
     def submit(self, number: int | None, start: Callable[[], None]) -> None:
         """Calls `start` when its turn comes; without a number, or late for its turn, at once."""
-        if number is not None:
-            self._seen.add(number)
-        if number is not None and number >= self._next:
-            self._waiting[number] = start
-            self._advance()
-        elif self._open:
+        if number is None:
+            start()
+        elif number < self.following:
+            self.handled.add(number)
             start()
         else:
-            self._unnumbered.append(start)
-
-    def skip(self, number: int | None) -> None:
-        """This number was refused and will not come again."""
-        if number is not None and number >= self._next and number not in self._waiting:
-            self._waiting[number] = _nothing
+            self._waiting[number] = start
             self._advance()
 
+    def skip(self, number: int) -> None:
+        """This number was refused and will not come again."""
+        if not self.seen(number):
+            self.submit(number, _nothing)
+
+    def jump(self, number: int) -> None:
+        """Gives up on the numbers before this one."""
+        self.following = max(number, self.following)
+        self._advance()
+
+    def close(self) -> None:
+        """Waits for nothing any more."""
+        while self._waiting:
+            self.jump(min(self._waiting))
+
     def _advance(self) -> None:
-        if not self._open:
-            return
-        before = self._next
-        while start := self._waiting.pop(self._next, None):
-            self._next += 1
+        before = self.following
+        while start := self._waiting.pop(self.following, None):
+            self.handled.add(self.following)
+            self.following += 1
             start()
-        if self._timer is not None and (self._next != before or not self._waiting):
+        if self._timer is not None and (self.following != before or not self._waiting):
             self._timer.cancel()
             self._timer = None
         if self._waiting and self._timer is None:  # not anew at each arrival: a steady stream would put it off for ever
-            self._timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._jump)
+            self._timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._give_up)
 
-    def _jump(self) -> None:
-        """Gives up on the numbers before the first one waiting."""
+    def _give_up(self) -> None:
         self._timer = None
-        self._next = min(self._waiting, default=self._next)
-        self._advance()
+        if self._waiting:
+            self.on_gap(min(self._waiting))
 
 
 def _nothing() -> None:

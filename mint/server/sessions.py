@@ -65,6 +65,13 @@ class Sessions:
         session.last_seen = time.monotonic()
         return session
 
+    def revive(self, session_id: str) -> bool:
+        """A session from before a restart lives again, as if just seen; False if there was none."""
+        row = self._store.get(SessionRow, session_id)
+        if row is not None and session_id not in self._live:
+            self._live[session_id] = Session(row)
+        return row is not None
+
     def finish(self, session_id: str, user: User, reason: str) -> None:
         """The client says why it ends; the first reason stands."""
         session = self.touch(session_id, user)

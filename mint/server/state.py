@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from mint.backend import Backend
 from mint.config import ServerConfig
@@ -11,11 +12,15 @@ from mint.server.auth import Keys, Signer
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Futures
+from mint.server.home import Home
 from mint.server.limits import Limits
 from mint.server.models import Models
+from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
+from mint.server.steps import call_from, prepare
 from mint.server.store import Store
+from mint.server.trial import Trial
 
 log = logging.getLogger("mint.server")
 
@@ -30,16 +35,31 @@ class Server:
         self.store = Store(config.data / "mint.db")
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
+        self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
         self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
+        trial = Trial()
         self.models = Models(
-            backend, self.store, self.catalogue, self.sessions, self.checkpoints, self.futures, limits.gap_seconds
+            backend,
+            self.store,
+            self.catalogue,
+            self.sessions,
+            self.checkpoints,
+            self.futures,
+            limits,
+            self.home.models,
+            trial,
         )
-        self.samplers = Samplers(backend, self.store, self.catalogue, self.sessions, self.checkpoints, limits)
+        self.models.prepare = partial(prepare, self)
+        self.models.restore_call = partial(call_from, self)
+        self.samplers = Samplers(
+            backend, self.store, self.catalogue, self.sessions, self.checkpoints, limits, self.home.snapshots, trial
+        )
 
     async def start(self) -> None:
-        """Loads the models this server is for; it is not ready before."""
+        """Loads the models this server is for, and takes up what an earlier one left; it is not ready before."""
         await asyncio.gather(*(self.catalogue.load(name) for name in self.config.models))
+        await recover(self)
 
     async def keep_house(self) -> None:
         while True:
@@ -56,8 +76,9 @@ class Server:
         self.samplers.sweep()
         self.checkpoints.sweep()
         self.futures.sweep()
-        self.models.save_times()
+        self.models.sweep()
 
     def close(self) -> None:
-        self.models.save_times()
+        self.models.close()
         self.store.close()
+        self.home.close()

@@ -1,36 +1,101 @@
 """What each training request does: its last checks, its work in the backend, and what its result is told as.
 
-Each function is called when the request arrives; the `Step` it returns runs when its turn comes.
+`prepare` is called when a request arrives, and again when a crash makes it necessary to repeat it. The `Step` it
+returns runs when its turn comes. What is decided on arrival and must not be decided differently the second time (a
+folder, a date) is put in `Call.fixed`, which the journal keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mint import wire
 from mint.checks import check_data, check_loss
 from mint.errors import BadRequest
 from mint.mistakes import check_plausible
+from mint.server import requests
 from mint.server.auth import User
+from mint.server.bodies import decompress, fingerprint
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
-from mint.server.models import Model, Step
-from mint.server.state import Server
+from mint.server.runner import Step
 from mint.types import OptimStepResponse
 
-
-def forward_backward(server: Server, model: Model, call: wire.ForwardBackwardCall) -> Step:
-    check_loss(call.loss_fn, call.loss_fn_config)
-    check_data(call.data, call.loss_fn, *sizes(model.facts))
-    check_plausible(call.data, call.loss_fn, call.loss_fn_config)
-    work = server.backend.forward if call.forward_only else server.backend.forward_backward
-    return Step(lambda: work(model.id, call.data, call.loss_fn, call.loss_fn_config), forward_answer)
+if TYPE_CHECKING:
+    from mint.server.models import Model
+    from mint.server.state import Server
 
 
-def optim_step(server: Server, model: Model, adam: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Step:
+@dataclass
+class Call:
+    """A training request as it came, which is how the journal keeps it."""
+
+    op: str
+    seq_id: int | None
+    same: bytes
+    """Fingerprint by which the same request sent again is known."""
+    payload: bytes
+    body: Any
+    """What the payload says."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "kind": "request",
+            "id": self.request_id,
+            "op": self.op,
+            "seq": self.seq_id,
+            "same": self.same.hex(),
+            "fixed": self.fixed,
+        }
+
+
+def call_from(server: Server, head: Mapping[str, Any], payload: bytes) -> Call:
+    """The call a journal kept."""
+    fixed = dict(head["fixed"])
+    if head["op"] in FORWARDS:
+        body: Any = read_forward_backward(payload, fixed, server.limits.body_bytes)
+    else:
+        body = BODIES[head["op"]].model_validate(json.loads(payload))
+    return Call(head["op"], head["seq"], bytes.fromhex(head["same"]), payload, body, head["id"], fixed)
+
+
+def small_call(op: str, body: requests.NumberedBody | requests.LoadWeights, but: set[str] | None = None) -> Call:
+    """The call of a body that is JSON; `but` are the fields in which the same request sent again may differ."""
+    same = fingerprint(f"{type(body).__name__} {body.model_dump_json(exclude=but)}".encode())
+    return Call(op, body.seq_id, same, json.dumps(body.model_dump()).encode(), body)
+
+
+def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) -> wire.ForwardBackwardCall:
+    plain = decompress(payload, fixed["encoding"], limit)
+    if fixed["protobuf"]:
+        return wire.forward_backward_from_proto(plain)
+    return wire.forward_backward_from_json(wire.read_json(plain), fixed["field"])
+
+
+def prepare(server: Server, model: Model, call: Call) -> Step:
+    return _PREPARE[call.op](server, model, call)
+
+
+def forward_backward(server: Server, model: Model, call: Call) -> Step:
+    body: wire.ForwardBackwardCall = call.body
+    check_loss(body.loss_fn, body.loss_fn_config)
+    check_data(body.data, body.loss_fn, *sizes(model.facts))
+    check_plausible(body.data, body.loss_fn, body.loss_fn_config)
+    work = server.backend.forward if body.forward_only else server.backend.forward_backward
+    return Step(lambda: work(model.id, body.data, body.loss_fn, body.loss_fn_config), forward_answer)
+
+
+def optim_step(server: Server, model: Model, call: Call) -> Step:
+    adam, other = call.body.adam_params, call.body.optimizer_params
     if other is not None:
         raise BadRequest(f"optimizer_params of type {other.get('type')!r}: this server has AdamW; send adam_params.")
     if adam is None:
@@ -42,76 +107,121 @@ def optim_step(server: Server, model: Model, adam: Mapping[str, Any] | None, oth
     )
 
 
-@dataclass(frozen=True)
-class Target:
-    """Under what name to save."""
-
-    kind: str
-    name: str
-    ttl_seconds: int | None = None
-    user_metadata: dict[str, str] | None = None
-    overwrite: bool = False
+def save_weights(server: Server, model: Model, call: Call) -> Step:
+    return _save(server, model, call, "weights", call.body.user_metadata, call.body.overwrite)
 
 
-_SAVE_TYPES = {
-    "weights": "save_weights",
-    "sampler_weights": "save_weights_for_sampler",
-    "external_weights": "save_weights_external",
-}
+def save_weights_for_sampler(server: Server, model: Model, call: Call) -> Step:
+    return _save(server, model, call, "sampler_weights", call.body.user_metadata, call.body.overwrite)
 
 
-def save(server: Server, model: Model, target: Target) -> Step:
+def save_weights_external(server: Server, model: Model, call: Call) -> Step:
+    if call.body.age_encryption_recipients:
+        raise BadRequest("age_encryption_recipients: this server does not encrypt what it exports; leave it out.")
+    return _save(server, model, call, "external_weights")
+
+
+def _save(
+    server: Server,
+    model: Model,
+    call: Call,
+    kind: str,
+    user_metadata: dict[str, str] | None = None,
+    overwrite: bool = False,
+) -> Step:
     """Weights under a name; training checkpoints take the optimizer's state along."""
-    expires = expiry(target.ttl_seconds)
-    folder = server.checkpoints.reserve(model.id, target.kind, target.name, target.overwrite)
+    checkpoints, fixed = server.checkpoints, call.fixed
+    if fixed:
+        folder = checkpoints.reserve_again(model.id, kind, fixed["name"], fixed["folder"])
+    else:
+        name, expires = _name(call.body), expiry(call.body.ttl_seconds)
+        folder = checkpoints.reserve(model.id, kind, name, overwrite)
+        fixed.update(name=name, expires=expires, folder=checkpoints.relative(folder))
 
     def record(size_bytes: int) -> Answer:
-        row = server.checkpoints.record(
-            model.run, target.kind, target.name, folder, size_bytes, expires, target.user_metadata
-        )
-        return json_answer({"path": row.path, "size_bytes": size_bytes, "type": _SAVE_TYPES[target.kind]})
+        try:
+            row = checkpoints.record(
+                model.run, kind, fixed["name"], folder, size_bytes, fixed["expires"], user_metadata
+            )
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)  # a folder in no catalogue is nobody's
+            raise
+        return json_answer({"path": row.path, "size_bytes": size_bytes, "type": call.op})
 
     return Step(
-        lambda: server.backend.save_adapter(model.id, str(folder), target.kind == "weights"),
+        lambda: server.backend.save_adapter(model.id, str(folder), kind == "weights"),
         record,
-        lambda: server.checkpoints.release_name(model.id, target.kind, target.name),
+        lambda: checkpoints.release_name(model.id, kind, fixed["name"]),
     )
 
 
-def export(server: Server, model: Model, target: Target, recipients: list[str] | None) -> Step:
-    if recipients:
-        raise BadRequest("age_encryption_recipients: this server does not encrypt what it exports; leave it out.")
-    return save(server, model, target)
+def _name(body: requests.SaveBody) -> str:
+    """The name asked for, else one by the request's number."""
+    return body.path or (uuid.uuid4().hex[:8] if body.seq_id is None else f"{body.seq_id:06d}")
 
 
-def snapshot(server: Server, model: Model, user: User, number: int, path: str | None) -> Step:
-    """The present weights, kept in memory under a sampling session of their own."""
-    if path is not None:
+def snapshot(server: Server, model: Model, call: Call) -> Step:
+    """The present weights, kept under a sampling session of their own."""
+    if call.body.path is not None:
         raise BadRequest("give either path (a named checkpoint) or sampling_session_seq_id (a snapshot), not both.")
     assert model.run.session_id is not None
-    session = server.sessions.touch(model.run.session_id, user)
-    sampler_id = server.samplers.new_id(session, number)
+    session = server.sessions.touch(model.run.session_id, User(model.run.owner))
+    if not call.fixed:
+        call.fixed["sampler"] = server.samplers.new_id(session, call.body.sampling_session_seq_id)
+    sampler_id = call.fixed["sampler"]
+    folder = server.samplers.snapshot_folder(sampler_id)
 
     def record(_: Mapping[str, float]) -> Answer:
         assert model.facts is not None
         server.samplers.add_snapshot(session, sampler_id, model.facts)
         return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-    return Step(lambda: server.backend.snapshot(model.id, sampler_id), record)
+    return Step(lambda: server.backend.snapshot(model.id, sampler_id, str(folder)), record)
 
 
-def load(server: Server, model: Model, user: User, path: str, optimizer: bool) -> Step:
-    source = server.checkpoints.resolve(path, user)
-    run = server.checkpoints.run_of(source)
-    # An upload may call the same base model by another name; what does not fit, the backend refuses.
-    if run.base_model != model.run.base_model and not source.run_id.startswith(UPLOADS):
-        raise BadRequest(f"{path} was trained on {run.base_model}, this model on {model.run.base_model}.")
-    if run.rank != model.run.rank:
-        raise BadRequest(f"{path} has LoRA rank {run.rank}, this model has {model.run.rank}; create one of equal rank.")
-    if optimizer and source.kind != "weights":
-        raise BadRequest(f"{path} holds no optimizer state; load_state takes its weights alone.")
-    folder = str(server.checkpoints.folder(source))
+def load_weights(server: Server, model: Model, call: Call) -> Step:
+    path, optimizer = call.body.path, call.body.optimizer
+    if not call.fixed:
+        source = server.checkpoints.resolve(path, User(model.run.owner))
+        run = server.checkpoints.run_of(source)
+        # An upload may call the same base model by another name; what does not fit, the backend refuses.
+        if run.base_model != model.run.base_model and not source.run_id.startswith(UPLOADS):
+            raise BadRequest(f"{path} was trained on {run.base_model}, this model on {model.run.base_model}.")
+        if run.rank != model.run.rank:
+            raise BadRequest(
+                f"{path} has LoRA rank {run.rank}, this model has {model.run.rank}; create one of equal rank."
+            )
+        if optimizer and source.kind != "weights":
+            raise BadRequest(f"{path} holds no optimizer state; load_state takes its weights alone.")
+        pin = model.journal.pin(call.request_id, server.checkpoints.folder(source))
+        call.fixed.update(pin=pin.name, path=source.path)
+    folder: Path = model.journal.folder / call.fixed["pin"]
     return Step(
-        lambda: server.backend.load_adapter(model.id, folder, optimizer),
-        lambda _: json_answer({"path": source.path, "model_id": model.id, "type": "load_weights"}),
+        lambda: server.backend.load_adapter(model.id, str(folder), optimizer),
+        lambda _: json_answer({"path": call.fixed["path"], "model_id": model.id, "type": "load_weights"}),
     )
+
+
+_PREPARE: dict[str, Callable[[Server, Model, Call], Step]] = {
+    "forward": forward_backward,
+    "forward_backward": forward_backward,
+    "optim_step": optim_step,
+    "save_weights": save_weights,
+    "save_weights_for_sampler": save_weights_for_sampler,
+    "save_weights_external": save_weights_external,
+    "snapshot": snapshot,
+    "load_weights": load_weights,
+}
+FORWARDS = ("forward", "forward_backward")
+BODIES: dict[str, type[requests.Body]] = {
+    "optim_step": requests.OptimStep,
+    "save_weights": requests.SaveWeights,
+    "save_weights_for_sampler": requests.SaveWeightsForSampler,
+    "save_weights_external": requests.SaveWeightsExternal,
+    "snapshot": requests.SaveWeightsForSampler,
+    "load_weights": requests.LoadWeights,
+}
+CHANGE_WEIGHTS = ("forward_backward", "optim_step", "load_weights")
+"""What has to be repeated to bring a model back."""
+CHANGE_FILES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
+"""What must not be repeated once its answer was given: a checkpoint may have been deleted since."""

@@ -6,6 +6,7 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,10 +101,11 @@ class Store:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._engine = create_engine(f"sqlite:///{file}")
         event.listen(self._engine, "connect", _set_pragmas)
-        try:
-            Row.metadata.create_all(self._engine)
-        except OperationalError:  # another server on the same data made a table between our look and our try
-            Row.metadata.create_all(self._engine)
+        for table in Row.metadata.sorted_tables:
+            try:
+                table.create(self._engine, checkfirst=True)
+            except OperationalError:  # another server on the same data made it between our look and our try
+                table.create(self._engine, checkfirst=True)
         self._session = sessionmaker(self._engine, expire_on_commit=False)
 
     def close(self) -> None:
@@ -147,8 +149,15 @@ class Store:
             return session.scalars(query.limit(limit).offset(offset)).all(), total
 
 
+def is_full(error: Exception) -> bool:
+    """Whether it was for lack of room on the disk that something could not be written."""
+    return (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or (
+        isinstance(error, OperationalError) and "full" in str(error.orig)
+    )
+
+
 def _set_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -58,13 +58,14 @@ class World:
 
     def datum(self, shift: int, weight: float) -> Datum:
         tokens = self.prompt + [(t + shift) % 100 + 30 for t in self.prompt]
-        return Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": [weight] * (len(tokens) - 1)})
+        inputs = {"target_tokens": tokens[1:], "weights": [weight] * (len(tokens) - 1)}
+        return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
 
     def loss(self, shift: int = 0, loss_fn: str = "ppo", config: dict[str, float] | None = None) -> float:
         datum = self.datum(shift, 1.0)
         if loss_fn == "ppo":
             n = datum.model_input.length
-            inputs = {"logprobs": [-2.0 - 0.1 * i for i in range(n)], "advantages": [1.0] * n}
+            inputs = {"logprobs": [-2.0 - 0.1 * i for i in range(n)], "advantages": [(-1.0) ** i for i in range(n)]}
             datum = replace(datum, loss_fn_inputs=datum.loss_fn_inputs | inputs)
         client = self.service.create_lora_training_client("mint/tiny", rank=1, seed=0)
         return client.forward_backward([datum], loss_fn, config).result().metrics["loss:sum"]

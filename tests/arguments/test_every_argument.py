@@ -18,12 +18,14 @@ from pydantic import BaseModel
 import mint
 from docs.generate_arguments import PAGE, page
 from mint import types, wire
+from mint.arguments import HONOURED, REFUSED
 from mint.config import ServerConfig
 from mint.proto import MESSAGES
 from mint.server import openai_requests, requests
 from mint.server.app import create_app
 from tests.arguments.table import TABLE, Entry, Inert, Refused
 from tests.fakes import FakeBackend
+from tests.server.live import Live
 
 TESTS = Path(__file__).parents[1]
 CLIENTS = (mint.ServiceClient, mint.TrainingClient, mint.SamplingClient, mint.RestClient)
@@ -125,6 +127,27 @@ def test_the_table_holds_every_argument_and_no_other(part: str) -> None:
 
 def test_what_can_be_sampled_is_what_the_wire_reads() -> None:
     assert {field.name for field in fields(types.SampleRequest)} <= set(bodies()["asample"])
+
+
+def test_the_capabilities_name_what_is_honoured_and_refused() -> None:
+    parts = {
+        "sampling_params": TABLE["Parameter types"]["SamplingParams"],
+        "sample": TABLE["Parameter types"]["SampleRequest"],
+        "lora_config": TABLE["Parameter types"]["LoraConfig"],
+        "adam_params": {k: v for k, v in TABLE["Parameter types"]["AdamParams"].items() if k != "betas"},
+    }
+    for part, table in parts.items():
+        assert sorted(HONOURED[part]) == sorted(table)
+    refused = {where.rpartition(": ")[2] for where, entry in entries() if isinstance(entry, Refused)}
+    assert set(REFUSED) <= refused
+    with tempfile.TemporaryDirectory() as folder:
+        live = Live(Path(folder))
+        try:
+            with mint.ServiceClient(live.url) as service:
+                told = service.get_server_capabilities()
+        finally:
+            live.stop()
+    assert (told.honoured, told.refused) == (HONOURED, REFUSED)
 
 
 @cache

@@ -74,11 +74,19 @@ def test_a_local_server_ends_with_its_engine_when_the_parent_lets_go(tmp_path: P
     assert wait_until_gone(engine) == []
 
 
-def test_a_server_without_its_engine_ends_and_says_so(tmp_path: Path) -> None:
-    process, _ = start(tmp_path, "--local")
+def test_a_server_whose_engine_is_killed_starts_another(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, "--local", "--model", "mint/tiny")
     [engine] = children_of(process.pid)
     os.kill(engine, signal.SIGKILL)
-    assert process.wait(15) == 1
+    assert wait_until_gone([engine]) == []
+    deadline = time.time() + 30
+    while not (children := children_of(process.pid)) and time.time() < deadline:
+        time.sleep(0.05)
+    assert children
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(15) == 0
+    assert wait_until_gone(children) == []
 
 
 def test_a_signal_ends_the_server_and_its_engine(tmp_path: Path) -> None:

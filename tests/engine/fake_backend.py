@@ -84,3 +84,13 @@ def make_slowly(models: Sequence[str] | None) -> Any:
 
 
 BIG = np.arange(3_000_000, dtype=np.float32)
+
+
+def make_unless_trouble(models: Sequence[str] | None) -> FakeBackend:
+    if os.path.exists(os.environ["FAKE_BACKEND_TROUBLE"]):
+        raise ValueError("trouble")
+    return FakeBackend()
+
+
+def die(models: Sequence[str] | None) -> FakeBackend:
+    os._exit(9)

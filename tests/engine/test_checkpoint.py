@@ -18,7 +18,7 @@ from test_lora import forward
 from test_trainer import train
 
 from mint.engine import folders
-from mint.engine.checkpoint import read, save
+from mint.engine.checkpoint import load_state, read, save, state_of
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
@@ -50,6 +50,31 @@ def test_peft_reads_a_saved_folder_and_gives_our_logits(
         theirs = logits(PeftModel.from_pretrained(plain_model(tiny_folder(family)), tmp_path / "saved"), TOKENS)
     (ours,) = forward(model, [TOKENS], [adapter])
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_state_brings_back_weights_optimizer_and_gradients_to_the_last_bit(
+    llama: BaseModel, tmp_path: Path, pending: bool
+) -> None:
+    def more(adapter: Adapter, optimizer: AdamW) -> list[torch.Tensor]:
+        step(llama, adapter, optimizer, 7)
+        return adapter.parameters()
+
+    adapter = llama.new_adapter(LoraConfig(rank=3, seed=0))  # 32 / 3 is no binary fraction
+    optimizer = AdamW(adapter)
+    step(llama, adapter, optimizer, 1)
+    if pending:
+        train(Trainer(llama), adapter, [policy_datum(np.random.default_rng(2), 9, 3)])
+    state = state_of(adapter, optimizer)
+    quiet = more(adapter, optimizer)  # while the state is being written
+    state.write(tmp_path / "state")
+    other = llama.new_adapter(LoraConfig(rank=3, seed=5))
+    fresh = AdamW(other)
+    train(Trainer(llama), other, [policy_datum(np.random.default_rng(3), 9, 3)])
+    load_state(tmp_path / "state", other, fresh)
+    assert (other.gradients is not None) == pending
+    assert all(torch.equal(a, b) for a, b in zip(quiet, more(other, fresh), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(optimizer.state().values(), fresh.state().values(), strict=True))
 
 
 def test_a_plain_peft_folder_is_read_and_gives_the_logits_of_peft(

@@ -23,8 +23,11 @@ QUICK = {"poll_seconds": 2.0, "gap_seconds": 0.3, "sweep_seconds": 0.05, "load_w
 class Live:
     """`create_app` under uvicorn in a thread; `restart` is a new server on the same data."""
 
-    def __init__(self, data: Path, keys: tuple[str, ...] = (), models: tuple[str, ...] = (), **limits: Any) -> None:
-        self.config = ServerConfig(models=models, port=0, data=data, api_keys=keys)
+    def __init__(
+        self, data: Path, keys: tuple[str, ...] = (), models: tuple[str, ...] = (), port: int = 0, **limits: Any
+    ) -> None:
+        """With a port, which need not be the one it listens on, a later server takes up what this one leaves."""
+        self.config = ServerConfig(models=models, port=port, data=data, api_keys=keys)
         self.limits = Limits(**(QUICK | limits))
         self._start(FakeBackend())
 
@@ -48,7 +51,10 @@ class Live:
         self._server.should_exit = True
         self._thread.join()
 
-    def restart(self) -> None:
+    def restart(self, finish: bool = True) -> None:
+        """Without `finish`, what the backend holds is never done: as after a crash."""
+        if not finish:
+            self.backend.forget_held()
         self.stop()
         self._start(FakeBackend())
 

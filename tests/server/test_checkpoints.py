@@ -6,6 +6,7 @@ import struct
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from urllib.request import urlopen
@@ -153,7 +154,8 @@ def test_a_new_model_starts_from_a_checkpoint_in_one_request(live: Live) -> None
     body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "type": "load_weights"}
     loaded = live.fetch(live.post("/load_weights", body))
     assert (loaded["model_id"], loaded["path"]) == (f"{session}:train:1", path)
-    assert live.backend.adapters[loaded["model_id"]] == live.backend.adapters[model]
+    drawn = live.backend.adapters[loaded["model_id"]]  # each from a seed of its own
+    assert replace(drawn, seed=None) == replace(live.backend.adapters[model], seed=None)
     assert live.backend.steps[loaded["model_id"]] == 1
     assert live.fetch(live.step(loaded["model_id"], 1))["metrics"] == {"step": 2.0}
 
@@ -297,7 +299,7 @@ def test_a_bad_upload_is_refused_and_leaves_nothing_behind(live: Live, content: 
     status, answer = send(live, content)
     assert status == 400, answer
     assert said in answer["detail"]
-    assert [p for p in live.config.data.iterdir() if p.is_dir()] == []
+    assert [p.name for p in live.config.data.iterdir() if p.is_dir()] == ["journal"]
     assert not Path("/etc/escape").exists()
 
 

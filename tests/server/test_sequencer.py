@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import permutations
 
+from mint.server.intervals import Intervals
 from mint.server.sequencer import Sequencer
 
 GAP = 0.05
@@ -17,7 +18,6 @@ def order_of(script: Callable[[Sequencer, Callable[[int | None], None]], None], 
         def submit(number: int | None) -> None:
             sequencer.submit(number, lambda: done.append(number))
 
-        sequencer.open()
         script(sequencer, submit)
         await asyncio.sleep(wait)
         return done
@@ -44,7 +44,6 @@ def test_a_steady_stream_does_not_put_off_the_end_of_the_wait() -> None:
     async def run() -> list[int]:
         done: list[int] = []
         sequencer = Sequencer(GAP)
-        sequencer.open()
         for number in range(2, 12):
             sequencer.submit(number, lambda number=number: done.append(number))
             await asyncio.sleep(GAP / 2)
@@ -79,16 +78,31 @@ def test_a_late_number_and_no_number_run_at_once() -> None:
     assert order_of(script) == [1, 2, None, 2]
 
 
-def test_nothing_is_handed_on_before_the_model_exists() -> None:
-    async def run() -> tuple[list[int | None], list[int | None]]:
-        done: list[int | None] = []
-        sequencer = Sequencer(GAP)
-        for number in (2, None, 1):
-            sequencer.submit(number, lambda number=number: done.append(number))
-        before = list(done)
-        sequencer.open()
-        return before, done
+def test_a_sequencer_continues_another_from_its_next_number_and_what_it_handled() -> None:
+    async def run() -> tuple[list[int], list[bool]]:
+        done: list[int] = []
+        first = Sequencer(60, on_gap=lambda _: None)
+        for number in (1, 3):
+            first.submit(number, lambda: None)
+        first.jump(3)
+        second = Sequencer(60, following=first.following, handled=first.handled.runs)
+        seen = [second.seen(number) for number in (1, 2, 3, 4)]
+        for number in (4, 2):
+            second.submit(number, lambda number=number: done.append(number))
+        return done, seen
 
-    before, after = asyncio.run(run())
-    assert before == []
-    assert after == [None, 1, 2]
+    assert asyncio.run(run()) == ([4, 2], [True, False, True, False])
+
+
+def test_a_jump_by_billions_costs_nothing() -> None:
+    assert order_of(lambda _, submit: [submit(n) for n in (1, 2**62, 2**62 - 1)], wait=3 * GAP) == [1, 2**62 - 1, 2**62]
+
+
+def test_intervals_are_a_set() -> None:
+    numbers = [5, 1, 3, 2, 9, 4, 8, 5, 10, 6]
+    kept, known = Intervals(), set()
+    for number in numbers:
+        kept.add(number)
+        known.add(number)
+        assert [n in kept for n in range(12)] == [n in known for n in range(12)]
+    assert kept.runs == [[1, 6], [8, 10]]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import NoReturn
 
-from fastapi import APIRouter, Response, UploadFile
+from fastapi import APIRouter, UploadFile
 
 from mint.errors import BadRequest
 from mint.server import requests
 from mint.server.archive import read_adapter, unpack
 from mint.server.auth import User
-from mint.server.routes import Caller, State, envelope
+from mint.server.routes import Caller, State
 from mint.server.state import Server
 from mint.server.store import CheckpointRow
 
@@ -35,16 +34,15 @@ def _adopt(server: Server, user: User, file: UploadFile) -> CheckpointRow:
 
 
 @router.post("/mint/forward_backward_reverse_kl")
-async def reverse_kl(body: requests.ReverseKL, server: State, user: Caller) -> Response:
+async def reverse_kl(body: requests.ReverseKL, server: State, user: Caller) -> None:
     model = server.models.find(body.model_id, user)
 
-    def refuse() -> NoReturn:
-        raise BadRequest(
-            "forward_backward_reverse_kl needs a backend that computes a divergence over the whole vocabulary, and "
-            "this one does not yet; use forward_backward with importance_sampling and a KL term in the advantages."
-        )
-
-    return envelope(server.models.submit(model, body.seq_id, b"", refuse))
+    if body.seq_id is not None:
+        server.models.refuse(model.id, body.seq_id, user)
+    raise BadRequest(
+        "forward_backward_reverse_kl needs a backend that computes a divergence over the whole vocabulary, and this "
+        "one does not yet; use forward_backward with importance_sampling and a KL term in the advantages."
+    )
 
 
 @router.post("/mint/checkpoints/interpolate")

@@ -60,14 +60,14 @@ async def training_runs(
     if project_id is not None:
         raise BadRequest("project_id: this server has no projects; leave it out to list all runs.")
     runs, total = server.models.runs(user, access_scope == "accessible", limit, offset)
-    described = [server.checkpoints.describe_run(run, server.models.last_request(run.id)) for run in runs]
+    described = [server.models.describe(run) for run in runs]
     return answer(TrainingRunsResponse(described, cursor(limit, offset, total)))
 
 
 @router.get("/training_runs/{run}")
 async def training_run(run: str, server: State, user: Caller, access_scope: Scope = "owned") -> Response:
     row = server.models.run(run, user, access_scope == "accessible")
-    return answer(server.checkpoints.describe_run(row, server.models.last_request(row.id)))
+    return answer(server.models.describe(row))
 
 
 @router.get("/training_runs/{run}/checkpoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,7 +13,7 @@ from mint.errors import BadRequest
 from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
-from mint.server.futures import Promise
+from mint.server.futures import SAMPLE, Promise
 from mint.server.routes import Caller, State, answer, envelope
 from mint.server.samplers import CLONE_BLOCK
 from mint.server.state import Server
@@ -78,7 +79,7 @@ def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> P
     if known := server.futures.repeated(key, same):
         return known
     server.samplers.check(policy, call.request)
-    promise = server.futures.open(user.name, key, same, group)
+    promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}")
     promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
     server.samplers.sample(policy, call.request, promise)
     return promise

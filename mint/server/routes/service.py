@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from mint.arguments import HONOURED, REFUSED
 from mint.checks import LOSS_FNS
 from mint.server import requests
 from mint.server.catalogue import sizes
@@ -48,7 +49,8 @@ async def auth_token(server: State, user: Caller) -> dict[str, str]:
 async def capabilities(server: State, user: Caller) -> Response:
     catalogue = server.catalogue
     models = [SupportedModel(name, sizes(catalogue.known(name))[1]) for name in catalogue.names()]
-    return answer(GetServerCapabilitiesResponse(models, {name: dict(menu.options) for name, menu in LOSS_FNS.items()}))
+    losses: dict[str, dict[str, float | str]] = {name: dict(menu.options) for name, menu in LOSS_FNS.items()}
+    return answer(GetServerCapabilitiesResponse(models, losses, HONOURED, REFUSED))
 
 
 @router.post("/create_session")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from mint import wire
 from mint.errors import BadRequest
 from mint.server import requests, steps
 from mint.server.auth import User
-from mint.server.bodies import fingerprint, read_body
+from mint.server.bodies import encoding_of, fingerprint, read_body
 from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
 from mint.server.routes import Caller, State, answer, envelope
@@ -27,7 +24,7 @@ async def create_model(body: requests.CreateModel, server: State, user: Caller) 
         body.optimizer_config.check()
     lora = (body.lora_config or requests.Lora()).config()
     session = server.sessions.touch(body.session_id, user)
-    promise = server.models.create(
+    promise = await server.models.create(
         session, body.model_seq_id, body.base_model, lora, body.user_metadata or {}, _same(body)
     )
     return envelope(promise)
@@ -44,58 +41,50 @@ async def forward(request: Request, server: State, user: Caller) -> Response:
 
 
 async def _forward_backward(request: Request, server: Server, user: User, input_field: str) -> Promise:
-    body = await read_body(request, server.limits)
+    plain = await read_body(request, server.limits)
     protobuf = request.headers.get("content-type", "").startswith(wire.PROTOBUF)
+    form = {"protobuf": protobuf, "encoding": encoding_of(request), "field": input_field}
+    payload = await request.body()
     try:
-        if protobuf:
-            call = wire.forward_backward_from_proto(body)
-        else:
-            call = wire.forward_backward_from_json(wire.read_json(body), input_field)
+        body = steps.read_forward_backward(plain, form | {"encoding": "identity"}, server.limits.body_bytes)
     except BadRequest:
-        if spent := wire.sequence_of(body, protobuf):
+        if spent := wire.sequence_of(plain, protobuf):
             server.models.refuse(*spent, user)
         raise
-    model = server.models.find(call.model_id, user)
-
-    prepare = partial(steps.forward_backward, server, model, call)
-    return server.models.submit(model, call.seq_id or None, fingerprint(body), prepare)
+    model = server.models.find(body.model_id, user)
+    op = "forward" if body.forward_only else "forward_backward"
+    call = steps.Call(op, body.seq_id or None, fingerprint(plain), payload, body, fixed=form)
+    return await server.models.submit(model, call)
 
 
 @router.post("/optim_step")
 async def optim_step(body: requests.OptimStep, server: State, user: Caller) -> Response:
-    model = server.models.find(body.model_id, user)
-    prepare = partial(steps.optim_step, server, model, body.adam_params, body.optimizer_params)
-    return envelope(server.models.submit(model, body.seq_id, _same(body), prepare))
+    return await _submit(server, user, "optim_step", body)
 
 
 @router.post("/save_weights")
 async def save_weights(body: requests.SaveWeights, server: State, user: Caller) -> Response:
-    model = server.models.find(body.model_id, user)
-    target = steps.Target("weights", _name(body), body.ttl_seconds, body.user_metadata, body.overwrite)
-    prepare = partial(steps.save, server, model, target)
-    return envelope(server.models.submit(model, body.seq_id, _same(body), prepare))
+    return await _submit(server, user, "save_weights", body)
 
 
 @router.post("/save_weights_for_sampler")
 async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Caller) -> Response:
-    model = server.models.find(body.model_id, user)
-    number = body.sampling_session_seq_id
-    if number is None:
-        target = steps.Target("sampler_weights", _name(body), body.ttl_seconds, body.user_metadata, body.overwrite)
-        prepare = partial(steps.save, server, model, target)
-    else:
-        prepare = partial(steps.snapshot, server, model, user, number, body.path)
+    if body.sampling_session_seq_id is None:
+        return await _submit(server, user, "save_weights_for_sampler", body)
     # Sent again, the same snapshot is asked for under a new number of its sampling session.
-    same = _same(body, {"sampling_session_seq_id"})
-    return envelope(server.models.submit(model, body.seq_id, same, prepare))
+    return await _submit(server, user, "snapshot", body, {"sampling_session_seq_id"})
 
 
 @router.post("/save_weights_external")
 async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Caller) -> Response:
+    return await _submit(server, user, "save_weights_external", body)
+
+
+async def _submit(
+    server: Server, user: User, op: str, body: requests.NumberedBody, but: set[str] | None = None
+) -> Response:
     model = server.models.find(body.model_id, user)
-    target = steps.Target("external_weights", _name(body), body.ttl_seconds)
-    prepare = partial(steps.export, server, model, target, body.age_encryption_recipients)
-    return envelope(server.models.submit(model, body.seq_id, _same(body), prepare))
+    return envelope(await server.models.submit(model, steps.small_call(op, body, but)))
 
 
 @router.post("/load_weights")
@@ -106,10 +95,9 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
         raise BadRequest("weights_access_token: this server shares checkpoints by publishing them; leave it out.")
     if body.model_id is not None and body.session_id is None and body.model_seq_id is None:
         if body.base_model is not None or body.user_metadata is not None:
-            raise BadRequest("base_model and user_metadata are for a new model; loading into one that exists, drop them.")
+            raise BadRequest("base_model and user_metadata are for a new model; leave them out for one that exists.")
         model = server.models.find(body.model_id, user)
-        prepare = partial(steps.load, server, model, user, body.path, body.optimizer)
-        return envelope(server.models.submit(model, body.seq_id, _same(body), prepare))
+        return envelope(await server.models.submit(model, steps.small_call("load_weights", body)))
     if body.model_id is not None or body.session_id is None or body.model_seq_id is None:
         raise BadRequest("give either model_id (and seq_id), or session_id and model_seq_id for a new model.")
     session = server.sessions.touch(body.session_id, user)
@@ -117,8 +105,8 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
     run = server.checkpoints.run_of(source)
     # An upload may call the same base model by another name.
     if body.base_model not in (None, run.base_model) and not source.run_id.startswith(UPLOADS):
-        raise BadRequest(f"{body.path} was trained on {run.base_model}, not on {body.base_model}; leave base_model out.")
-    promise = server.models.create(
+        raise BadRequest(f"{body.path} was trained on {run.base_model}, not {body.base_model}; leave base_model out.")
+    promise = await server.models.create(
         session,
         body.model_seq_id,
         body.base_model or run.base_model,
@@ -144,10 +132,5 @@ async def unload_model(body: requests.ModelBody, server: State, user: Caller) ->
     return envelope(server.models.unload(server.models.find(body.model_id, user)))
 
 
-def _name(body: requests.SaveBody) -> str:
-    """The name asked for, else one by the request's number."""
-    return body.path or (uuid.uuid4().hex[:8] if body.seq_id is None else f"{body.seq_id:06d}")
-
-
-def _same(body: requests.Body, but: set[str] | None = None) -> bytes:
-    return fingerprint(f"{type(body).__name__} {body.model_dump_json(exclude=but)}".encode())
+def _same(body: requests.Body) -> bytes:
+    return fingerprint(f"{type(body).__name__} {body.model_dump_json()}".encode())

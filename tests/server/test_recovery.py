@@ -1,0 +1,283 @@
+"""What clients see when the engine or the server dies: nothing but a delay. Over a backend that counts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from mint.errors import BadRequest, Internal
+from mint.server.journal import Disk
+from mint.server.store import Store
+from tests.server.live import Live
+
+PORT = 8123
+
+
+@pytest.fixture
+def live(serve: Callable[..., Live]) -> Live:
+    return serve(port=PORT)
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 20
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+    return value
+
+
+def journal_of(live: Live, model: str) -> Path:
+    return next((live.config.data / "journal" / str(PORT) / "models").glob("*"))
+
+
+# ------------------------------------------------------------------------------------------------------ the engine dies
+
+
+def test_requests_under_way_when_the_engine_dies_are_carried_out_by_the_next_one(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.step(model, 1))
+    live.backend.hold()
+    pending = [live.train(model, 2), live.step(model, 3), live.step(model, 4)]
+    eventually(lambda: live.backend.names().count("optim_step") == 3)
+    live.backend.lose_engine()
+    answers = [live.fetch(envelope) for envelope in pending]
+    assert [answers[1]["metrics"]["step"], answers[2]["metrics"]["step"]] == [2.0, 3.0]
+    assert live.backend.steps[model] == 3, "the step that was done before was repeated, once"
+
+
+def test_a_model_nobody_asked_for_comes_back_as_well(live: Live) -> None:
+    model = live.model(lora_config={"rank": 8})
+    live.fetch(live.step(model, 1))
+    before = live.backend.adapters[model]
+    live.backend.lose_engine()
+    eventually(lambda: live.backend.steps.get(model) == 1)
+    assert live.backend.adapters[model] == before, "from the same seed"
+
+
+def test_samples_under_way_when_the_engine_dies_are_sampled_anew(live: Live) -> None:
+    session = live.session()
+    model = live.model(session)
+    live.fetch(live.step(model, 1))
+    snapshot = {"model_id": model, "seq_id": 2, "sampling_session_seq_id": 5}
+    frozen = live.fetch(live.post("/save_weights_for_sampler", snapshot))["sampling_session_id"]
+    live.fetch(live.step(model, 3))
+    base = live.sampler(session, 6)
+    live.backend.hold()
+    pending = [live.sample(base, 0), live.sample(frozen, 0)]
+    eventually(lambda: live.backend.names().count("sample") == 2)
+    live.backend.lose_engine()
+    assert [live.fetch(p)["sequences"][0]["logprobs"][0] for p in pending] == [-0.5, -1.5], "base and step 1"
+
+
+def test_a_request_that_kills_every_engine_is_given_up_and_the_next_goes_on(live: Live) -> None:
+    model, other = live.model(), live.model()
+    live.backend.deadly = "forward_backward"
+    live.backend.hold()
+    poison, after, beside = live.train(model, 1), live.step(model, 2), live.step(other, 1)
+    eventually(lambda: live.backend.names().count("optim_step") == 2)
+    live.backend.let_go()
+    assert "died 2 times while it worked on this request" in live.fetch(poison)["error"]
+    assert live.fetch(after)["metrics"]["step"] == 1.0
+    assert live.fetch(beside)["metrics"]["step"] == 1.0, "what ran beside it is not blamed"
+    assert live.backend.generation == 3
+
+
+def test_a_failure_that_was_told_is_not_undone_by_repeating_it(live: Live) -> None:
+    model = live.model()
+    live.backend.fail["forward_backward"] = Internal("out of memory")
+    assert "out of memory" in live.fetch(live.train(model, 1))["error"]
+    live.backend.fail.clear()
+    live.fetch(live.step(model, 2))
+    live.backend.calls.clear()
+    live.backend.lose_engine()
+    eventually(lambda: live.backend.steps.get(model) == 1)
+    assert "forward_backward" not in live.backend.names()
+
+
+def test_a_model_that_cannot_be_repeated_exactly_is_given_up_rather_than_wrong(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.train(model, 1))
+    live.backend.fail["forward_backward"] = BadRequest("something else")
+    live.backend.lose_engine()
+    assert "had succeeded, now fails" in live.fetch(live.step(model, 2))["error"]
+
+
+# ------------------------------------------------------------------------------------------------------ the server dies
+
+
+def test_pending_and_finished_requests_outlive_the_server(live: Live) -> None:
+    model = live.model()
+    done = live.step(model, 1)
+    first = live.fetch(done)
+    result = live.fetch_proto(live.train(model, 2)).content
+    live.backend.hold()
+    pending = live.step(model, 3)
+    live.restart(finish=False)
+    assert live.fetch(pending)["metrics"]["step"] == 2.0
+    assert live.fetch(done) == first, "a result fetched before can be fetched again"
+    assert live.fetch_proto(live.train(model, 2)).content == result, "the same request sent again is the same"
+    assert live.fetch(live.step(model, 4))["metrics"]["step"] == 3.0
+
+
+def test_creation_survives_with_its_id_and_its_seed(live: Live) -> None:
+    live.backend.hold()
+    session = live.session()
+    body = {"session_id": session, "model_seq_id": 0, "base_model": "mint/tiny"}
+    created = live.post("/create_model", body)
+    waiting = live.step(f"{session}:train:0", 1)
+    live.restart(finish=False)
+    assert live.fetch(created)["model_id"] == f"{session}:train:0"
+    assert live.post("/create_model", body)["request_id"] == created["request_id"]
+    assert live.fetch(waiting)["metrics"]["step"] == 1.0
+    seed = live.backend.adapters[f"{session}:train:0"].seed
+    live.restart()
+    eventually(lambda: f"{session}:train:0" in live.backend.adapters)
+    assert live.backend.adapters[f"{session}:train:0"].seed == seed
+
+
+def test_order_gaps_and_late_numbers_are_repeated_as_they_were(live: Live) -> None:
+    model = live.model()
+    live.backend.calls.clear()
+    for seq_id in (2, 3, 1, 6):
+        live.step(model, seq_id, learning_rate=seq_id * 1e-3)
+    eventually(lambda: live.backend.names().count("optim_step") == 4)  # 6 after the wait for 4 and 5
+    late = live.step(model, 4, learning_rate=4e-3)
+    live.fetch(late)
+    order = [call[2].learning_rate for call in live.backend.calls if call[0] == "optim_step"]
+    assert order == [1e-3, 2e-3, 3e-3, 6e-3, 4e-3]
+    live.restart()
+    eventually(lambda: live.backend.names().count("optim_step") == 5)
+    assert [call[2].learning_rate for call in live.backend.calls if call[0] == "optim_step"] == order
+    assert "carried out" not in live.step(model, 5, ok=False).text, "5 never came before"
+
+
+def test_a_save_is_not_repeated_once_it_was_acknowledged(live: Live) -> None:
+    model = live.model()
+    path = live.save(model, 1)
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    live.http.delete(f"/training_runs/{run}/checkpoints/{kind}/{name}").raise_for_status()
+    live.restart()
+    live.fetch(live.step(model, 2))
+    assert "save_adapter" not in live.backend.names(), "a deleted checkpoint does not come back"
+
+
+def test_a_save_cut_short_is_finished_under_its_name(live: Live) -> None:
+    model = live.model()
+    live.backend.hold()
+    pending = live.post("/save_weights", {"model_id": model, "seq_id": 1, "path": "one"})
+    live.restart(finish=False)
+    assert live.fetch(pending)["path"].endswith("/weights/one")
+    assert "exists already" in live.refused("/save_weights", {"model_id": model, "seq_id": 2, "path": "one"})
+
+
+def test_a_loaded_checkpoint_may_be_deleted_before_the_crash(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.step(model, 1))
+    path = live.save(model, 2)
+    live.fetch(live.step(model, 3))
+    live.fetch(live.post("/load_weights", {"model_id": model, "seq_id": 4, "path": path, "optimizer": True}))
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    live.http.delete(f"/training_runs/{run}/checkpoints/{kind}/{name}").raise_for_status()
+    live.restart()
+    assert live.fetch(live.step(model, 5))["metrics"]["step"] == 2.0
+
+
+def test_snapshots_come_back_and_samples_in_flight_are_answered_410(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.step(model, 1))
+    snapshot = {"model_id": model, "seq_id": 2, "sampling_session_seq_id": 5}
+    frozen = live.fetch(live.post("/save_weights_for_sampler", snapshot))["sampling_session_id"]
+    live.fetch(live.step(model, 3))
+    live.backend.hold()
+    lost = live.sample(frozen, 0)
+    live.restart(finish=False)
+    assert live.post("/retrieve_future", {"request_id": lost["request_id"]}, ok=False).status_code == 410
+    assert live.fetch(live.sample(frozen, 1))["sequences"][0]["logprobs"][0] == -1.5
+
+
+def test_states_bound_what_is_repeated_and_results_outlive_them(serve: Callable[..., Live]) -> None:
+    live = serve(port=PORT, state_seconds=0.0)
+    model = live.model()
+    envelopes = []
+    for seq_id in range(1, 8):
+        envelopes.append(live.step(model, seq_id))
+        live.fetch(envelopes[-1])
+    first = live.fetch(envelopes[0])
+    eventually(lambda: journal_states(live, model))
+    [state] = journal_states(live, model)  # older ones are deleted
+    covered = int.from_bytes((state / "adapter_model.safetensors").read_bytes(), "little")
+    assert covered > 0
+    live.restart()
+    assert live.fetch(live.step(model, 8))["metrics"]["step"] == 8.0
+    assert "load_state" in live.backend.names()
+    assert live.backend.names().count("optim_step") == 8 - covered
+    assert live.fetch(envelopes[0]) == first
+
+
+def journal_states(live: Live, model: str) -> list[Path]:
+    return list(journal_of(live, model).glob("*.state"))
+
+
+def test_a_damaged_journal_is_named_and_the_others_go_on(live: Live) -> None:
+    hurt = live.model()
+    pending = live.step(hurt, 1)
+    live.fetch(pending)
+    live.fetch(live.step(hurt, 2))
+    file = journal_of(live, hurt) / "000000.log"
+    well = live.model()
+    contents = bytearray(file.read_bytes())
+    contents[len(contents) // 2] ^= 4
+    live.stop()
+    file.write_bytes(contents)
+    live._start(type(live.backend)())
+    told = live.refused("/optim_step", {"model_id": hurt, "seq_id": 3, "adam_params": {"learning_rate": 1e-3}}, 404)
+    assert str(file) in told
+    assert "record" in told
+    assert live.get(f"/training_runs/{hurt}")["corrupted"] is True
+    assert live.get(f"/training_runs/{well}")["corrupted"] is False
+    assert live.fetch(live.step(well, 1))["metrics"]["step"] == 1.0
+
+
+def test_an_unloaded_model_does_not_come_back(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.step(model, 1))
+    folder = journal_of(live, model)
+    live.fetch(live.post("/unload_model", {"model_id": model}))
+    assert not folder.exists()
+    live.restart()
+    assert "create_adapter" not in live.backend.names()
+
+
+def test_a_full_disk_refuses_a_request_that_can_be_sent_again(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    model = live.model()
+    body = {"session_id": model.partition(":")[0], "model_seq_id": 1, "base_model": "mint/tiny"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", full)
+        for refused in (live.step(model, 1, ok=False), live.post("/create_model", body, ok=False)):
+            assert refused.status_code == 429, refused.text
+            assert "make room" in refused.text
+            assert float(refused.headers["retry-after"]) > 0
+    assert live.backend.steps[model] == 0
+    assert live.fetch(live.step(model, 1))["metrics"]["step"] == 1.0
+    assert live.fetch(live.post("/create_model", body))["model_id"].endswith(":train:1")
+
+
+def test_a_full_disk_under_the_database_is_no_5xx(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", full)
+        assert live.post("/create_session", {"tags": []}, ok=False).status_code == 429
+    assert live.session()

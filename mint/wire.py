@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from mint.errors import BadRequest
@@ -416,11 +416,15 @@ def _refuse_unknown(message: Any, body: bytes) -> None:
 def _unknown_fields(message: Any) -> Iterator[tuple[Any, int]]:
     yield from ((message, unknown.field_number) for unknown in UnknownFieldSet(message))
     for known, value in message.ListFields():
-        if known.message_type is not None:
-            entries = value.values() if known.message_type.GetOptions().map_entry else value
-            for part in entries if known.is_repeated else [value]:
-                if hasattr(part, "ListFields"):
-                    yield from _unknown_fields(part)
+        if known.message_type is None:
+            continue
+        if isinstance(value, Message):
+            parts = [value]
+        else:
+            parts = list(value.values() if hasattr(value, "values") else value)  # a map, or a list
+        for part in parts:
+            if isinstance(part, Message):
+                yield from _unknown_fields(part)
 
 
 def forward_backward_from_proto(body: bytes) -> ForwardBackwardCall:

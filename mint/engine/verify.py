@@ -148,6 +148,11 @@ class Verifier:
             return
         try:
             found = self._read(proof.weights, answer)
+        except Exception as error:  # no verdict: whoever waits hears why, and the next to ask has it tried again
+            waiting, proof.verdict, proof.tries = proof.verdict, Future(), 0
+            waiting.set_exception(as_mint_error(error))
+            return
+        try:
             last = proof.history.readings if proof.version >= proof.history.version else None
             self._judge(proof.weights, found, last)
             self._record(proof, found)

@@ -3,7 +3,7 @@ in the way it is said to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +16,6 @@ from mint.types import AdamParams, Datum, ModelInput, SampleResponse, SamplingPa
 
 TEXT = "Q: What is 47 + 38?\nA:"
 COUNT, LENGTH = 6, 8
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mint.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MINT_BASE_URL", "TINKER_BASE_URL", "MINT_API_KEY", "TINKER_API_KEY"):
-            patch.delenv(name, raising=False)
-        patch.setenv("MINT_HOME", str(tmp_path_factory.mktemp("home")))
-        with mint.ServiceClient() as client:
-            yield client
 
 
 @dataclass

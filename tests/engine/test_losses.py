@@ -140,7 +140,7 @@ def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
     ("name", "config", "message"),
     [
         ("ppo", {"epsilon": 0.2}, r"unknown key 'epsilon'.*clip_low_threshold=0\.8, clip_high_threshold=1\.2"),
-        ("cross_entropy", {"temperature": 1.0}, "its options and defaults: none"),
+        ("cross_entropy", {"temperature": 1.0}, "its options and defaults: unchecked=0"),
         ("ppo", {"clip_low_threshold": 1.3}, r"clip_low_threshold 1\.3 is above clip_high_threshold 1\.2"),
         ("ppo", {"clip_low_threshold": math.nan}, "must be a number >= 0"),
         ("dro", {"beta": "large"}, "'large'; it must be a number"),

@@ -1,5 +1,5 @@
-"""The contract of docs/determinism.md: the same seeds give the same rollouts and the same weights, bit for bit, whatever
-else the server is doing."""
+"""The contract of docs/determinism.md: the same seeds give the same rollouts and the same weights, bit for bit,
+whatever else the server is doing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import mint
 from mint import types
 
-STEPS, GROUP = 3, 6
+STEPS, GROUP = 2, 4
 
 
 @dataclass
@@ -32,7 +32,7 @@ def grpo(service: mint.ServiceClient, name: str) -> Run:
     """A small run of GRPO with every seed given."""
     trainer = service.create_lora_training_client("mint/tiny", rank=8, seed=3)
     tokenizer = trainer.get_tokenizer()
-    prompts = [tokenizer.encode(f"Q: What is {a} + {b}?\nA:") for a, b in [(1, 2), (13, 45), (27, 8)]]
+    prompts = [tokenizer.encode(f"Q: What is {a} + {b}?\nA:") for a, b in [(1, 2), (13, 45)]]
     run = Run()
     for step in range(STEPS):
         sampler = trainer.save_weights_and_get_sampling_client()

@@ -2,6 +2,7 @@
 
     python benchmarks/doctor.py            # all runs again (about ten minutes), results and docs/doctor.md
     python benchmarks/doctor.py --record   # also packs the faulty runs into tests/data/doctor_runs.tar.xz
+    python benchmarks/doctor.py --runs X   # keeps the runs in folder X and goes on from those already there
     python benchmarks/doctor.py --report   # only docs/doctor.md, from the committed results
 
 Faults and clean runs are in planted_faults.py. Prints a table, then one line of JSON.
@@ -13,10 +14,12 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import tarfile
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "doctor.json"
 RECORDED = ROOT / "tests" / "data" / "doctor_runs.tar.xz"
 PAGE = ROOT / "docs" / "doctor.md"
 TEXT = ROOT / "benchmarks" / "doctor_page.md"
-KEPT = ("config.json", "metrics.jsonl", "rollouts")
 PLACES = ("log_path", "base_url", "dataset_source")
 DECIMALS = 6
 
@@ -65,16 +67,17 @@ def run(fault: Fault, folder: Path, service: mint.ServiceClient) -> dict[str, An
 
 def record(folder: Path) -> None:
     """The faulty runs as the tests read them: without what no check looks at, numbers cut to what matters."""
-    for file in folder.glob("*/config.json"):
-        config = json.loads(file.read_text())
-        file.write_text(json.dumps({name: value for name, value in config.items() if name not in PLACES}))
-    for file in folder.glob("*/rollouts/*.jsonl"):
-        write_jsonl(file, [_rounded(line) for line in read_jsonl(file)])
     RECORDED.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(RECORDED, "w:xz", preset=9) as archive:
+    with tempfile.TemporaryDirectory() as copy, tarfile.open(RECORDED, "w:xz", preset=9) as archive:
         for fault in FAULTS:
-            for name in KEPT:
-                archive.add(folder / folder_name(fault) / name, f"{folder_name(fault)}/{name}", filter=_anonymous)
+            source, target = folder / folder_name(fault), Path(copy) / folder_name(fault)
+            shutil.copytree(source / "rollouts", target / "rollouts")
+            shutil.copy(source / "metrics.jsonl", target)
+            config = json.loads((source / "config.json").read_text())
+            (target / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in PLACES}))
+            for file in target.glob("rollouts/*.jsonl"):
+                write_jsonl(file, [_rounded(line) for line in read_jsonl(file)])
+            archive.add(target, folder_name(fault), filter=_anonymous)
 
 
 def _rounded(value: Any) -> Any:
@@ -134,11 +137,12 @@ def page(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--runs", type=Path)
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     if not options.report:
         service = mint.ServiceClient()
-        with tempfile.TemporaryDirectory() as folder:
+        with nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
             results: dict[str, Any] = {"hardware": f"{os.cpu_count()} cores, {platform.machine()}"}
             for kind, runs in (("faults", FAULTS), ("clean", CLEAN)):
                 results[kind] = [run(fault, Path(folder), service) for fault in track(runs, kind)]

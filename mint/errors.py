@@ -68,6 +68,10 @@ class Interrupted(Internal):
     status = 503
 
 
+class Lost(Interrupted):
+    """What the engine held of this adapter was damaged; the engine lives, and the adapter can be made again in it."""
+
+
 class ConnectionFailed(MintError, ConnectionError):
     """No server answered."""
 

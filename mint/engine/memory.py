@@ -21,8 +21,14 @@ def free_memory(device: torch.device) -> int:
 
 
 def used_memory(device: torch.device) -> int:
-    """Bytes of tensors on a GPU; on a CPU the most this process ever had resident."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    """Bytes of tensors on a GPU; on a CPU what this process has resident."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else process_memory()
+
+
+def process_memory() -> int:
+    """Bytes this process has resident now; the most it ever had where the system does not say."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

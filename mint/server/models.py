@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, true
 
 from mint.backend import Backend, ModelFacts
 from mint.errors import BadRequest, Busy, MintError, NotFound
@@ -339,14 +339,15 @@ class Models:
         """The run, live or not; others' if `accessible` and they published a checkpoint of it."""
         run = self._store.get(RunRow, model_id)
         published = accessible and any(c.public for c in self._checkpoints.of_run(model_id))
-        if run is None or not (run.owner == user.name or published):
+        if run is None or not (user.sees(run.owner) or published):
             raise NotFound(f"no training run {model_id!r}; list_training_runs() shows yours.")
         return run
 
     def runs(self, user: User, accessible: bool, limit: int, offset: int) -> tuple[list[RunRow], int]:
         mine = RunRow.owner == user.name
         published = RunRow.id.in_(select(CheckpointRow.run_id).where(CheckpointRow.public))
-        query = select(RunRow).where(or_(mine, published) if accessible else mine).order_by(RunRow.created.desc())
+        reach = true() if user.admin else or_(mine, published)
+        query = select(RunRow).where(reach if accessible else mine).order_by(RunRow.created.desc())
         rows, total = self._store.page(query, limit, offset)
         return list(rows), total
 
@@ -357,10 +358,10 @@ class Models:
     def last_request(self, model_id: str) -> float | None:
         return self._live[model_id].last_request if model_id in self._live else None
 
-    def describe(self, run: RunRow) -> TrainingRun:
+    def describe(self, run: RunRow, user: User) -> TrainingRun:
         live = self._live.get(run.id)
         failed = live is not None and live.runner.failure is not None
-        return self._checkpoints.describe_run(run, self.last_request(run.id), failed or run.id in self.corrupted)
+        return self._checkpoints.describe_run(run, user, self.last_request(run.id), failed or run.id in self.corrupted)
 
     def sweep(self) -> None:
         self.save_times()

@@ -8,16 +8,18 @@ from functools import partial
 
 from mint.backend import Backend
 from mint.config import ServerConfig
-from mint.server.auth import Keys, Signer
+from mint.server.auth import Keys
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Futures
 from mint.server.home import Home
+from mint.server.keyring import Keyring
 from mint.server.limits import Limits
 from mint.server.models import Models
 from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
+from mint.server.signer import Signer
 from mint.server.steps import call_from, prepare
 from mint.server.store import Store
 from mint.server.trial import Trial
@@ -31,8 +33,8 @@ class Server:
         self.backend = backend
         self.limits = limits
         self.signer = Signer(config.data)
-        self.keys = Keys(config.api_keys, self.signer)
         self.store = Store(config.data / "mint.db")
+        self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
         self.home = Home(config.data / "journal", config.port)

@@ -6,15 +6,16 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import JSON, ForeignKey, UniqueConstraint, create_engine, event, func, inspect, select
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
 
 
@@ -110,6 +111,12 @@ class Store:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """For what takes several statements: all of them or none."""
+        with self._session.begin() as session:
+            yield session
 
     def add(self, *rows: Row) -> None:
         with self._session.begin() as session:

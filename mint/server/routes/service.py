@@ -41,8 +41,8 @@ async def dynamic_config(body: requests.ClientConfigBody, user: Caller) -> dict[
 
 
 @router.post("/auth/token")
-async def auth_token(server: State, user: Caller) -> dict[str, str]:
-    return {"jwt": server.keys.token(user, server.limits.token_seconds)}
+async def auth_token(request: Request, server: State, user: Caller) -> dict[str, str]:
+    return {"jwt": server.keys.token(key_of(request), user, server.limits.token_seconds)}
 
 
 @router.get("/get_server_capabilities")

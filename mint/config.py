@@ -67,6 +67,9 @@ class ServerConfig:
     """Folder of the database and the checkpoints."""
     api_keys: tuple[str, ...] = ()
     """Keys that are let in; empty: everybody who reaches the port."""
+    max_adapters: int | None = None
+    """Adapters on the device at once, in training and in sampling; the others wait in host memory and on disk. None:
+    as many as a quarter of the memory holds that the base models leave free."""
 
     @classmethod
     def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:

@@ -54,6 +54,10 @@ class Busy(StatusError):
     """The server is out of room for now; the same request may succeed later."""
 
     status = 429
+    queue_state = "paused_capacity"
+    """In the protocol's words, for clients that show it."""
+    retry_after: float = 1.0
+    """Seconds."""
 
 
 class Internal(StatusError, RuntimeError):

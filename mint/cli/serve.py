@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,10 +36,18 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Adapters on the device at once; idle ones go to host memory and disk and come back on use.",
+            show_default="what a quarter of the free memory holds",
+        ),
+    ] = None,
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
-    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
+    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data, max_adapters=max_adapters)
     if config.host not in LOOPBACK and not config.api_keys:
         typer.echo(
             f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
@@ -56,6 +65,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
 
     import uvicorn
 
+    from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
 
@@ -81,7 +91,8 @@ def run(config: ServerConfig, child: bool = False) -> None:
         typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
-    engine = SupervisedEngine(config.models or None, on_failure=end)
+    make = partial(make_engine, max_adapters=config.max_adapters, spill=config.data.absolute() / "spill")
+    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
     settings = uvicorn.Config(
         create_app(config, engine),
         config.host,

@@ -24,13 +24,14 @@ from mint.engine.faults import as_mint_error
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
-from mint.engine.memory import process_memory, used_memory
+from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
 from mint.engine.residence import Pin, Residence, Room
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker
 from mint.errors import BadRequest, Lost, MintError, NotFound
+from mint.machine import process_memory
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
 T = TypeVar("T")

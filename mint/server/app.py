@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from mint.backend import Backend
 from mint.config import ServerConfig
-from mint.errors import MintError
+from mint.errors import Busy, MintError
 from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
 from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
@@ -55,11 +56,15 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     text = text.encode(errors="replace").decode()  # it may quote what the client sent
     if isinstance(error, RequestValidationError):
         _spend_number(request, error.body)
+    headers: dict[str, str] = {}
+    body: dict[str, object] = {"detail": text}
+    if status == 429:
+        busy = error if isinstance(error, Busy) else Busy
+        body |= {"queue_state": busy.queue_state, "queue_state_reason": text}
+        headers["retry-after"] = f"{math.ceil(busy.retry_after)}"
     if request.url.path.startswith("/v1/"):
         body = openai.error_body(status, text)
-    else:
-        body = {"detail": text}
-    return JSONResponse(body, status, {"retry-after": "1"} if status == 429 else None)
+    return JSONResponse(body, status, headers)
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:

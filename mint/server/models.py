@@ -28,6 +28,7 @@ from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
 from mint.server.journal import Head, Journal, Place
 from mint.server.limits import Limits
+from mint.server.queues import Load, Queues
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
@@ -71,6 +72,7 @@ class Models:
         checkpoints: Checkpoints,
         futures: Futures,
         limits: Limits,
+        queues: Queues,
         journals: Path,
         trial: Trial,
     ) -> None:
@@ -81,6 +83,7 @@ class Models:
         self._checkpoints = checkpoints
         self._futures = futures
         self._limits = limits
+        self._queues = queues
         self._journals = journals
         self._trial = trial
         self._live: dict[str, Model] = {}
@@ -105,7 +108,7 @@ class Models:
             await asyncio.shield(known.accepted)
             return known
         self._catalogue.check(base_model)
-        promise = self._futures.open(session.row.owner, key, fingerprint)
+        promise = self._futures.open(session.row.owner, key, fingerprint, session=session.id)
         model_id = promise.envelope["model_id"] = run_id(session.id, number)
         if model_id in self._live:
             promise.settle(_created(self._live[model_id]))
@@ -219,7 +222,9 @@ class Models:
 
     def unload(self, model: Model) -> Promise:
         promise = self._futures.open(model.run.owner)
+        promise.on_cancel = _finish_anyway
         self._live.pop(model.id, None)
+        self._queues.forget(model.id)
         self._save_time(model)
         promise.run(self._end(model))
         return promise
@@ -247,17 +252,24 @@ class Models:
             return known
         if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
+        load = Load(model.run.session_id, requests=1, bytes=call.size, model=model.id)
+        leave = self._queues.enter_in_order(load, call.seq_id, model.sequencer.following)
         try:
             step = self.prepare(model, call)
         except MintError:
+            leave()
             self._skip(model, call.seq_id)
             raise
-        promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
+        promise = self._futures.open(
+            model.run.owner, key, call.same, request_id=call.request_id, session=model.run.session_id
+        )
+        promise.settled.add_done_callback(lambda _: leave())
         promise.envelope["model_id"] = model.id
 
         def written(outcome: Place | Busy) -> None:
             if isinstance(outcome, Busy):
                 self._futures.drop(promise)
+                leave()
                 if step.settled is not None:
                     step.settled()
                 promise.accepted.set_exception(outcome)
@@ -295,7 +307,10 @@ class Models:
             model.journal.append(head, b"", lambda _: model.sequencer.skip(seq_id), flush=False)
 
     def _jump(self, model: Model, number: int) -> None:
-        """The numbers before this one have been waited for long enough."""
+        """The numbers before this one have been waited for long enough, unless one of them found no room."""
+        if self._queues.expects(model.id):
+            model.sequencer.jump(model.sequencer.following)
+            return
 
         def written(outcome: Place | Busy) -> None:
             # Where that cannot be written down, the wait begins again.
@@ -387,6 +402,10 @@ class Models:
 def run_id(session_id: str, number: int) -> str:
     """Clients that create a model by loading compute this id themselves."""
     return f"{session_id}:train:{number}"
+
+
+def _finish_anyway() -> None:
+    """A model that is half gone is of no use."""
 
 
 def _key(model: Model, seq_id: int | None) -> str | None:

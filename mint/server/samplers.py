@@ -10,22 +10,22 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sqlalchemy import select
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
-from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
+from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
+from mint.server.queues import Load, Queues
 from mint.server.sessions import Session, Sessions
 from mint.server.store import CheckpointRow, SamplerRow, Store
 from mint.server.trial import Trial
@@ -66,6 +66,7 @@ class Samplers:
         sessions: Sessions,
         checkpoints: Checkpoints,
         limits: Limits,
+        queues: Queues,
         snapshots: Path,
         trial: Trial,
     ) -> None:
@@ -75,11 +76,11 @@ class Samplers:
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._limits = limits
+        self._queues = queues
         self._snapshots = snapshots
         self._trial = trial
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
-        self._pending = 0
 
     # Sampling sessions ----------------------------------------------------------------------------------------------
 
@@ -210,14 +211,12 @@ class Samplers:
     # Samples --------------------------------------------------------------------------------------------------------
 
     def check(self, policy: Policy, request: SampleRequest) -> None:
-        """As much as can be said before the model is there, and whether there is room."""
+        """As much as can be said before the model is there."""
         check_sample(request, *sizes(policy.facts))
-        if self._pending + request.num_samples > self._limits.pending_samples:
-            raise Busy(f"{self._pending} samples are waiting already; try again in a moment.")
 
-    def sample(self, policy: Policy, request: SampleRequest, promise: Promise) -> None:
-        """Settles the promise with the samples."""
-        self._count_until(promise.settled, request.num_samples)
+    def sample(self, policy: Policy, request: SampleRequest, promise: Promise, leave: Callable[[], None]) -> None:
+        """Settles the promise with the samples, and then leaves the queues."""
+        promise.settled.add_done_callback(lambda _: leave())
         policy.used = time.monotonic()
         promise.run(self._sample(policy, request))
 
@@ -228,6 +227,8 @@ class Samplers:
             generation = self._backend.generation
             try:
                 return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+            except Lost:
+                policy.facts = None  # it is loaded again
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -242,17 +243,10 @@ class Samplers:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
+        leave = self._queues.enter(Load(None, samples=request.num_samples))
         work = asyncio.wrap_future(self._backend.sample(policy.name, request, on_tokens))
-        self._count_until(work, request.num_samples)
+        work.add_done_callback(lambda _: leave())
         return work
-
-    def _count_until(self, done: asyncio.Future[Any], samples: int) -> None:
-        self._pending += samples
-
-        def count_down(_: object) -> None:
-            self._pending -= samples
-
-        done.add_done_callback(count_down)
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
@@ -262,7 +256,13 @@ class Samplers:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:
                 self._backend.release(sampler.policy.name)
-                shutil.rmtree(self.snapshot_folder(sampler.row.id), ignore_errors=True)
+        for session_id, folder in self.snapshots_on_disk() if ended else ():
+            if session_id in ended:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def snapshots_on_disk(self) -> list[tuple[str, Path]]:
+        """The session of each snapshot and its folder, those of an earlier server included."""
+        return [(unquote(folder.name).partition(":sample:")[0], folder) for folder in self._snapshots.iterdir()]
 
     def sweep(self) -> None:
         idle = time.monotonic() - self._limits.policy_idle_seconds

@@ -16,6 +16,7 @@ from mint.server.home import Home
 from mint.server.keyring import Keyring
 from mint.server.limits import Limits
 from mint.server.models import Models
+from mint.server.queues import Queues
 from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
@@ -37,6 +38,7 @@ class Server:
         self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
+        self.queues = Queues(limits)
         self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
         self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
@@ -49,13 +51,22 @@ class Server:
             self.checkpoints,
             self.futures,
             limits,
+            self.queues,
             self.home.models,
             trial,
         )
         self.models.prepare = partial(prepare, self)
         self.models.restore_call = partial(call_from, self)
         self.samplers = Samplers(
-            backend, self.store, self.catalogue, self.sessions, self.checkpoints, limits, self.home.snapshots, trial
+            backend,
+            self.store,
+            self.catalogue,
+            self.sessions,
+            self.checkpoints,
+            limits,
+            self.queues,
+            self.home.snapshots,
+            trial,
         )
 
     async def start(self) -> None:
@@ -75,6 +86,7 @@ class Server:
         silent = self.sessions.expire()
         self.models.end_sessions(silent)
         self.samplers.end_sessions(silent)
+        self.futures.end_sessions(silent)
         self.samplers.sweep()
         self.checkpoints.sweep()
         self.futures.sweep()

@@ -12,6 +12,7 @@ from mint.cli.doctor import doctor
 from mint.cli.evaluate import evaluate
 from mint.cli.plot import plot
 from mint.cli.serve import serve
+from mint.cli.top import top
 from mint.version import __version__
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(advise)
 app.command("eval")(evaluate)
 app.command()(bisect)
 app.command()(plot)
+app.command()(top)
 
 
 def _show_version(asked: bool) -> None:

@@ -4,6 +4,7 @@ orderly end."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,9 @@ def run(config: ServerConfig, child: bool = False) -> None:
     from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.watch import log_as_json
+
+    log_as_json(logging.WARNING if child else logging.INFO)
 
     class Serving(uvicorn.Server):
         @contextlib.contextmanager
@@ -98,7 +102,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
         config.host,
         config.port,
         access_log=False,
-        log_level="warning",
+        log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

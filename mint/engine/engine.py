@@ -370,6 +370,9 @@ class Engine:
             "kv_bytes": sum(s.runner.store.bytes for s in samplers),
             "memory_bytes": sum(used_memory(device) for device in devices),
             "process_bytes": process_memory(),
+            "policies_proved": sum(r.verifier.proved for r in self._runtimes.values()),
+            "policies_refused": sum(r.verifier.refused for r in self._runtimes.values()),
+            "policy_logprob_gap_max": max((r.verifier.largest_gap for r in self._runtimes.values()), default=0.0),
             **self._residence.figures(),
         }
 

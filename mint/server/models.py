@@ -26,7 +26,7 @@ from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
-from mint.server.journal import Head, Journal, Place
+from mint.server.journal import Disk, Head, Journal, Place
 from mint.server.limits import Limits
 from mint.server.queues import Load, Queues
 from mint.server.runner import Entry, Runner, StateMark, Step
@@ -73,6 +73,7 @@ class Models:
         futures: Futures,
         limits: Limits,
         queues: Queues,
+        disk: Disk,
         journals: Path,
         trial: Trial,
     ) -> None:
@@ -84,6 +85,7 @@ class Models:
         self._futures = futures
         self._limits = limits
         self._queues = queues
+        self._disk = disk
         self._journals = journals
         self._trial = trial
         self._live: dict[str, Model] = {}
@@ -128,7 +130,7 @@ class Models:
             "same": fingerprint.hex(),
             "source": None,
         }
-        journal = Journal(self._journals / quote(model_id, safe=""))
+        journal = Journal(self._journals / quote(model_id, safe=""), self._disk)
         try:
             if source is not None:
                 pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
@@ -377,6 +379,19 @@ class Models:
         live = self._live.get(run.id)
         failed = live is not None and live.runner.failure is not None
         return self._checkpoints.describe_run(run, user, self.last_request(run.id), failed or run.id in self.corrupted)
+
+    def overview(self) -> list[dict[str, Any]]:
+        """The live models, for people."""
+        return [
+            {
+                "model_id": model.id,
+                "owner": model.run.owner,
+                "base_model": model.run.base_model,
+                "rank": model.run.rank,
+                "idle_seconds": round(time.time() - model.last_request, 1),
+            }
+            for model in self._live.values()
+        ]
 
     def sweep(self) -> None:
         self.save_times()

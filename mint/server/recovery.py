@@ -31,7 +31,7 @@ async def recover(server: Server) -> None:
         if folder.name.startswith("."):  # was being deleted
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        journal = Journal(folder)
+        journal = Journal(folder, server.disk)
         try:
             found = await asyncio.to_thread(journal.read)
         except Damaged as error:

@@ -13,8 +13,10 @@ from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Futures
 from mint.server.home import Home
+from mint.server.journal import Disk
 from mint.server.keyring import Keyring
 from mint.server.limits import Limits
+from mint.server.metrics import Status, Traffic
 from mint.server.models import Models
 from mint.server.queues import Queues
 from mint.server.recovery import recover
@@ -29,7 +31,7 @@ log = logging.getLogger("mint.server")
 
 
 class Server:
-    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits) -> None:
+    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits, traffic: Traffic) -> None:
         self.config = config
         self.backend = backend
         self.limits = limits
@@ -39,6 +41,9 @@ class Server:
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
         self.queues = Queues(limits)
+        self.traffic = traffic
+        self.disk = Disk(traffic.flushes.observe)
+        self.status = Status(self)
         self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
         self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
@@ -52,6 +57,7 @@ class Server:
             self.futures,
             limits,
             self.queues,
+            self.disk,
             self.home.models,
             trial,
         )
@@ -79,6 +85,7 @@ class Server:
             await asyncio.sleep(self.limits.sweep_seconds)
             try:
                 self.sweep()
+                await self.status.engine()
             except Exception:  # a full disk, say, must not end all later sweeps
                 log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
 

@@ -118,6 +118,13 @@ class Store:
         with self._session.begin() as session:
             yield session
 
+    def check_writable(self) -> None:
+        """Raises the reason if nothing can be written."""
+        with self._session() as session:
+            session.add(SessionRow(id="probe", owner="", tags=[], user_metadata={}))
+            session.flush()
+            session.rollback()
+
     def add(self, *rows: Row) -> None:
         with self._session.begin() as session:
             session.add_all(rows)

@@ -43,6 +43,9 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._limits.header_bytes:
+            text = f"the headers are larger than the {self._limits.header_bytes} bytes this server takes."
+            return await JSONResponse({"detail": text}, 431, headers={"connection": "close"})(scope, receive, send)
         limit = limit_for(scope["path"], self._limits)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > limit:  # what is no number, the protocol layer has refused

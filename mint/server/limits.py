@@ -59,6 +59,7 @@ class Limits:
     link_seconds: float = 3600.0
     """How long a download link works."""
     token_seconds: float = 24 * 3600.0
+    header_bytes: int = 64 << 10
     small_body_bytes: int = 4 * MIB
     body_bytes: int = 256 * MIB
     """Training data and prompts, before and after decompression."""

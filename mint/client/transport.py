@@ -202,6 +202,7 @@ class Transport:
                 failure = error_of(response)
                 if status == 429:
                     backoff = self._backoff(patience)
+                    self._tell(failure, backoff_when_full, at_once=True)
                     if await backoff_when_full.wait(_retry_after(response)):
                         continue
                 if not _may_pass(status, backoff.attempts):
@@ -220,9 +221,9 @@ class Transport:
         if key is not None:
             headers["X-API-Key"] = key
 
-    def _tell(self, failure: MintError, backoff: Backoff) -> None:
+    def _tell(self, failure: MintError, backoff: Backoff, at_once: bool = False) -> None:
         """Says, once a minute at most, that something is being waited for that should not have to be."""
-        if backoff.attempts >= 3 and time.monotonic() - self._told > 60:
+        if (at_once or backoff.attempts >= 3) and time.monotonic() - self._told > 60:
             self._told = time.monotonic()
             logger.warning("%s Trying again for up to %.0f s.", failure, backoff.patience)
 

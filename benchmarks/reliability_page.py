@@ -40,8 +40,8 @@ def load_section(told: dict[str, Any]) -> str:
     flat = all(m and abs(m["growth_percent"]) <= FLAT_PERCENT for m in memory.values())
     return f"""## Load
 
-`python benchmarks/load.py`: {told["clients"]} clients at once, each with a session and an adapter of its own (ranks 1 to
-32), sample, train a step and take a snapshot without a pause for {told["minutes"]:g} minutes; at most
+`python benchmarks/load.py`: {told["clients"]} clients at once, each with a session and an adapter of its own
+(ranks 1 to 32), sample, train a step and take a snapshot without a pause for {told["minutes"]:g} minutes; at most
 {told["max_adapters"]} adapters on the device. {told["hardware"]}{told.get("note", "")}.
 
 | | |
@@ -77,8 +77,8 @@ def capacity_section(told: dict[str, Any]) -> str:
     few, everything = told["few_fit"], told["all_fit"]
     return f"""## More adapters than fit
 
-`python benchmarks/capacity.py`: {told["clients"]} clients of ranks 1 to 64 by turns where {told["fit"]} adapters fit, on
-{told["hardware"]} ({told["device"]}), against the same work where all fit. This is the worst case: nearly every call
+`python benchmarks/capacity.py`: {told["clients"]} clients of ranks 1 to 64 by turns where {told["fit"]} adapters fit,
+on {told["hardware"]} ({told["device"]}), against the same work where all fit. This is the worst case: nearly every call
 needs an adapter that is on disk.
 
 | | all fit | {told["fit"]} fit |
@@ -105,8 +105,8 @@ SECTIONS = {"load": load_section, "capacity": capacity_section, "fuzz": fuzz_sec
 
 def main() -> None:
     parts = [
-        "# Reliability, measured\n\nWritten by `benchmarks/reliability_page.py` from `benchmarks/results`. What is promised, "
-        "and by which means,\nis in [durability](durability.md) and [operations](operations.md).\n"
+        "# Reliability, measured\n\nWritten by `benchmarks/reliability_page.py` from `benchmarks/results`. What is "
+        "promised, and by\nwhich means, is in [durability](durability.md) and [operations](operations.md).\n"
     ]
     for name, section in SECTIONS.items():
         file = HERE / "results" / f"{name}.json"

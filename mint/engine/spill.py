@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -81,8 +82,13 @@ class Spill:
 
 
 def placeholder(tensor: Tensor) -> Tensor:
-    """Stands where a tensor was: no memory, and any use of it fails."""
-    return torch.empty(0, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+    """Stands where a tensor was: any use of it fails. One for all of a kind, as there can be thousands of adapters."""
+    return _placeholder(tensor.dtype, tensor.requires_grad)
+
+
+@cache
+def _placeholder(dtype: torch.dtype, requires_grad: bool) -> Tensor:
+    return torch.empty(0, dtype=dtype, requires_grad=requires_grad)
 
 
 def _name(number: int) -> str:

@@ -68,7 +68,7 @@ def error_answer(error: BaseException) -> Answer:
     return Answer(json.dumps({"error": text, "category": category}).encode(), failed=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Promise:
     """One request under way. It settles once; what comes after is dropped."""
 
@@ -98,6 +98,7 @@ class Promise:
         if not self.settled.done():
             self.finished = time.monotonic()
             self.settled.set_result(answer)
+            self.on_cancel = self._work = None  # they hold the request, and the result is kept for minutes
 
     def fail(self, error: BaseException) -> None:
         self.settle(error_answer(error))
@@ -132,6 +133,8 @@ class Promise:
         self._work = asyncio.get_running_loop().create_task(guarded(work))
 
     def cancel(self) -> None:
+        if self.settled.done():
+            return
         if self.on_cancel is not None:
             self.on_cancel()
             return

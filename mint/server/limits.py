@@ -22,7 +22,9 @@ class Limits:
     """The same for a session whose client said goodbye."""
     policy_idle_seconds: float = 1800.0
     """A policy that can be read from disk again leaves memory after this long without a sample."""
-    delivered_seconds: float = 600.0
+    snapshot_idle_seconds: float = 120.0
+    """The same for a snapshot: loops take one a step and never come back to most of them."""
+    delivered_seconds: float = 330.0
     """How long a fetched result can be fetched again; clients retry a request for at most 5 minutes."""
     delivered_bytes: int = 256 * MIB
     undelivered_seconds: float = 6 * 3600.0

@@ -265,7 +265,18 @@ class Samplers:
         return [(unquote(folder.name).partition(":sample:")[0], folder) for folder in self._snapshots.iterdir()]
 
     def sweep(self) -> None:
+        """What was not sampled for long leaves memory; `find` brings it back from where it is written."""
+        self._sweep_snapshots(time.monotonic() - self._limits.snapshot_idle_seconds)
         idle = time.monotonic() - self._limits.policy_idle_seconds
+        for sampler in [s for s in self._live.values() if not s.policy.ephemeral and s.policy.used < idle]:
+            del self._live[sampler.row.id]
         for policy in [p for p in self._policies.values() if p.facts is not None and p.used < idle]:
             policy.facts, policy.loading = None, None
             self._backend.release(policy.name)
+
+    def _sweep_snapshots(self, idle: float) -> None:
+        for sampler in [s for s in self._live.values() if s.policy.ephemeral and s.policy.used < idle]:
+            if self.snapshot_folder(sampler.row.id).is_dir():  # else it lives in the engine's memory alone
+                del self._live[sampler.row.id]
+                sampler.policy.facts, sampler.policy.loading = None, None
+                self._backend.release(sampler.policy.name)

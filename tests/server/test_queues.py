@@ -222,3 +222,16 @@ def test_a_policy_the_engine_lost_is_loaded_again(live: Live) -> None:
     live.backend.sample = lost_once  # type: ignore[method-assign]
     assert live.fetch(live.post("/asample", sample_body(sampler, 1)))["sequences"]
     assert live.backend.names().count("load_policy") == 2
+
+
+def test_a_snapshot_nobody_samples_leaves_memory_and_comes_back_on_use(serve: Serve) -> None:
+    live = serve(snapshot_idle_seconds=0.05)
+    model = live.model()
+    body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
+    snapshot = live.fetch(live.post("/save_weights_for_sampler", body))["sampling_session_id"]
+    server = live._server.config.app.state.server
+    deadline = time.monotonic() + 20
+    while (snapshot in live.backend.policies or snapshot in server.samplers._live) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert snapshot not in live.backend.policies and snapshot not in server.samplers._live
+    assert live.fetch(live.sample(snapshot, 0))["sequences"]

@@ -18,7 +18,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),
     "rl": (FLOOR | {"client", "rl", ""}, {"torch", "fastapi", "ray"}),
-    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "cli", ""}, set()),
+    "recipes": (FLOOR | {"client", "rl", "recipes", ""}, {"torch", "fastapi", "ray"}),
+    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "recipes", "cli", ""}, set()),
 }
 # `forward_backward_custom` hands the user's loss torch tensors, inside the function.
 TORCH_INSIDE_FUNCTIONS = {"client/custom_loss.py", "types.py"}

@@ -34,19 +34,19 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself. The nearest names are offered for one that is not there."""
-        self.commands = dict.fromkeys(VERBS)  # type: ignore[arg-type]  # where typer looks for near names
+        self.commands = {name: self.get_command(ctx, name) for name in VERBS}  # where typer looks for near names
         name, _, rest = super().resolve_command(ctx, args)
         if name is None:  # while completing a half-typed line
             return name, None, rest
         return name, load(name, VERBS[name]), rest
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         wanted = TRACEBACK in given
         given = [word for word in given if word != TRACEBACK] or ["--help"]
-        extra["standalone_mode"] = False
+        extra |= {"prog_name": "mint", "standalone_mode": False}
         try:
-            sys.exit(super().main(given, "mint", **extra) or Code.OK)
+            sys.exit(super().main(given, **extra) or Code.OK)
         except KeyboardInterrupt:
             sys.exit(Code.INTERRUPTED)
         except Exception as error:

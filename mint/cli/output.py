@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PIPE_WIDTH = 240
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Address = Annotated[
     str | None, typer.Option(help="Server.", show_default="MINT_BASE_URL, else a server of this command's own")
@@ -38,7 +40,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
     table = Table(box=None, header_style="bold", pad_edge=False)
     right = set(numbers)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        number = column in right
+        table.add_column(
+            column, justify="right" if number else "left", no_wrap=number or column == columns[0], overflow="fold"
+        )
     for row in rows:
         table.add_row(*(cell if hasattr(cell, "__rich__") else _plain(cell) for cell in row))
     show(table)
@@ -47,9 +52,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
 def show(what: RenderableType) -> None:
     from rich.console import Console
 
-    console = Console()
-    # A pipe has no width of its own; a file is not the place to wrap lines at 80 columns.
-    console.print(what, width=None if console.is_terminal else 200, highlight=False)
+    # A pipe has no width of its own, and a file is not the place to wrap lines at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(what, highlight=False)
 
 
 @contextmanager
@@ -99,13 +104,16 @@ def figure(value: object, form: str = "{:.3f}") -> str:
 
 
 def seconds(value: float | None) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
+    """`45 s`, `12 min`, `3 h 20 min`, `5 days`."""
     if value is None:
         return ""
     if value < 90:
         return f"{value:.0f} s"
     minutes = round(value / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days"
 
 
 def _plain(cell: object) -> str:

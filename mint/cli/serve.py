@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mint.cli.failures import Failure
 from mint.config import ServerConfig
 from mint.errors import MintError
 
@@ -46,6 +47,7 @@ def serve(
             err=True,
         )
         raise typer.Exit(2)
+    _check_port(config)
     run(config, child=local)
 
 
@@ -113,6 +115,22 @@ def _load(engine: Backend, models: Sequence[str]) -> None:
         except MintError as error:
             typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _check_port(config: ServerConfig) -> None:
+    """Before anything is loaded, which may take minutes."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.host, config.port))
+        except OSError as error:
+            raise Failure(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror or error}.",
+                f"Is another server there already? Try --port {config.port + 1}, or --port 0 for any free one.",
+            ) from error
 
 
 def _allow_many_connections() -> None:

@@ -111,7 +111,10 @@ def _answers(records: Sequence[RolloutRecord]) -> None:
     """Prompts and answers, best first."""
     from rich.text import Text
 
+    from mint.rl.report.samples import token_advantages
+
     prompt = None
+    largest = max((abs(value) for record in records for value in token_advantages(record)), default=0.0) or 1.0
     for record in sorted(records, key=lambda record: -record.reward):
         if record.prompt_text != prompt:
             prompt = record.prompt_text
@@ -119,17 +122,17 @@ def _answers(records: Sequence[RolloutRecord]) -> None:
         advantage = "" if record.advantage is None else f", advantage {record.advantage:+.3f}"
         head = f"  member {record.member}: reward {record.reward:g}{advantage}, {sum(record.mask)} tokens, "
         put(Text(f"{head}{record.stop_reason or 'no stop reason'}", style="dim"))
-        put(Text("  ") + coloured(record))
+        put(Text("  ") + _coloured(record, largest))
 
 
-def coloured(record: RolloutRecord) -> Text:
-    """The answer, each token green or red by its advantage, as deep as the largest of the answer."""
+def _coloured(record: RolloutRecord, largest: float) -> Text:
+    """The answer, each token green or red by its advantage, the deeper the larger."""
     from rich.text import Text
 
-    advantages = record.advantages or [record.advantage or 0.0] * len(record.completion_pieces)
-    largest = max((abs(value) for value in advantages), default=0.0) or 1.0
+    from mint.rl.report.samples import token_advantages
+
     text = Text()
-    for piece, value, ours in zip(record.completion_pieces, advantages, record.mask, strict=True):
+    for piece, value, ours in zip(record.completion_pieces, token_advantages(record), record.mask, strict=True):
         depth = round(60 + 120 * min(abs(value) / largest, 1.0))
         colour = f"rgb(0,{depth},0)" if value > 0 else f"rgb({depth},0,0)"
         style = "dim italic" if not ours else f"white on {colour}" if value else ""

@@ -30,25 +30,35 @@ class Resolved:
 
 def resolve(source: str, presets: Sequence[str], words: Sequence[str]) -> Resolved:
     """The configuration that these words mean."""
+    try:
+        return _resolve(source, presets, words)
+    except NotFound as error:
+        raise Failure(str(error), "`mint train --list` lists recipes and presets.", Code.NOT_FOUND) from error
+
+
+def _resolve(source: str, presets: Sequence[str], words: Sequence[str]) -> Resolved:
     from mint.recipes.presets import get_preset
 
     path = Path(source)
-    if path.suffix == ".toml":
-        table = _read(path)
-        base = _base(str(table.pop("recipe", "") or "addition"), path.parent)
-        named = table.pop("preset", [])
-        presets = [*([named] if isinstance(named, str) else named), *presets]
-        layers = [(source, table)]
-    else:
-        base, layers = _base(source, Path()), []
-    decided = dict.fromkeys((*_names(base.to_json()),), source)
-    config = base
-    for name in presets:
-        layers.insert(len(layers) - (path.suffix == ".toml"), (f"preset {name}", get_preset(name, base.max_tokens)))
-    for who, settings in [*layers, ("option", from_words(words, base))]:
+    table = _read(path) if path.suffix == ".toml" else {}
+    recipe = _text(table.pop("recipe", "addition"), path, "recipe") if path.suffix == ".toml" else source
+    named = table.pop("preset", [])
+    config = _base(recipe, path.parent if path.suffix == ".toml" else Path())
+    decided = dict.fromkeys(_names(config.to_json()), recipe)
+    layers: list[tuple[str, Settings]] = [
+        (f"preset {name}", get_preset(name, config.max_tokens))
+        for name in (*([named] if isinstance(named, str) else named), *presets)
+    ]
+    for who, settings in [*layers, (source, table), ("option", from_words(words, config))]:
         config = apply(config, settings)
         decided |= dict.fromkeys(_names(settings), who)
     return Resolved(config, decided)
+
+
+def _text(value: object, path: Path, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise Failure(f"{name} in {path} is {value!r}; it takes the name of one.", "`mint train --list` lists them.")
 
 
 def _base(source: str, beside: Path) -> Config:
@@ -69,10 +79,7 @@ def _base(source: str, beside: Path) -> Config:
         raise Failure(
             f"{source} is a folder, and not one with a run to go on with.", "`mint train --list` lists the recipes."
         )
-    try:
-        return get_recipe(source)
-    except NotFound as error:
-        raise Failure(str(error), "`mint train --list` lists the recipes.", Code.NOT_FOUND) from error
+    return get_recipe(source)
 
 
 def _from_run(run: Any) -> Config:

@@ -135,7 +135,7 @@ def _estimate(resolved: Resolved, as_json: bool) -> None:
     elif estimate is None:
         typer.echo(f"\nNo estimate: {note}")
     else:
-        typer.echo(f"\nEstimate: {estimate} That is {seconds(estimate.seconds)}. Nothing was trained or kept.")
+        typer.echo(f"\nEstimate, {seconds(estimate.seconds)} in all: {estimate} Nothing of it was kept.")
 
 
 def _decided(resolved: Resolved, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from mint.errors import NotFound
@@ -21,5 +22,7 @@ PRESETS = ("starting_point", *ALGORITHMS)
 def get_preset(name: str, max_tokens: int) -> dict[str, Any]:
     """Fields of `mint.rl.train.Config`, those of the dataset builder in a dictionary of their own."""
     if name not in PRESETS:
-        raise NotFound(f"no preset is called {name!r}; there are {', '.join(PRESETS)}.")
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PRESETS)}."
+        raise NotFound(f"no preset is called {name!r}; {hint}")
     return dict(STARTING_POINT) if name == "starting_point" else get_algorithm(name, max_tokens)

@@ -16,7 +16,7 @@ from mint.rl.summary import summarise
 
 SCALE = (
     '<p class="scale">Tokens: <span style="background:rgba(var(--up),.5)">positive</span> and '
-    '<span style="background:rgba(var(--down),.5)">negative</span> advantage, as deep as the largest of the answer. '
+    '<span style="background:rgba(var(--down),.5)">negative</span> advantage, the deeper the larger. '
     "Hover a token for its figures. What the environment said is in italics.</p>"
 )
 

@@ -35,18 +35,20 @@ def _step(step: int, records: Sequence[RolloutRecord]) -> str:
         return ""
     rewards = [record.reward for record in records]
     chosen = best_worst_random(rewards, SHOWN_A_STEP, stable_hash("report", step))
-    best, worst = max(rewards), min(rewards)
-
-    def role(reward: float) -> str:
-        return "best" if reward == best else "worst" if reward == worst else "random"
-
     shown = sorted(chosen, key=lambda index: -rewards[index])
-    cards = "".join(_card(records[index], role(rewards[index])) for index in shown)
+    roles = dict.fromkeys(shown, "random") | {shown[-1]: "worst", shown[0]: "best"}
+    largest = max((abs(value) for index in shown for value in token_advantages(records[index])), default=0.0) or 1.0
+    cards = "".join(_card(records[index], roles[index], largest) for index in shown)
     mean = sum(rewards) / len(rewards)
     return f"<h3>Step {step} <small>{len(records)} rollouts, mean reward {mean:.3f}</small></h3>{cards}"
 
 
-def _card(record: RolloutRecord, role: str) -> str:
+def token_advantages(record: RolloutRecord) -> list[float]:
+    """As sent to the trainer; where nothing was sent, the answer's own on every token."""
+    return record.advantages or [record.advantage or 0.0] * len(record.completion_pieces)
+
+
+def _card(record: RolloutRecord, role: str, largest: float) -> str:
     advantage = "" if record.advantage is None else f", advantage {record.advantage:+.3f}"
     terms = "".join(f", {escape(name)} {value:.3g}" for name, value in record.reward_terms.items())
     head = (
@@ -55,26 +57,25 @@ def _card(record: RolloutRecord, role: str) -> str:
         f"{escape(record.stop_reason or 'no stop reason')}{terms}</small>"
     )
     return (
-        f'<article class="sample"><header>{head}</header><pre class="prompt">{escape(record.prompt_text)}</pre>'
-        f'<pre class="answer">{_tokens(record)}</pre></article>'
+        f'<article class="sample"><header>{head}</header><pre><span class="prompt">{escape(record.prompt_text)}</span>'
+        f'<span class="answer">{_tokens(record, largest)}</span></pre></article>'
     )
 
 
-def _tokens(record: RolloutRecord) -> str:
-    advantages = record.advantages or [record.advantage or 0.0] * len(record.completion_pieces)
-    largest = max((abs(value) for value in advantages), default=0.0) or 1.0
+def _tokens(record: RolloutRecord, largest: float) -> str:
     spans = []
-    for n, piece in enumerate(record.completion_pieces[:MOST_TOKENS]):
+    for n, (piece, value) in enumerate(zip(record.completion_pieces, token_advantages(record), strict=True)):
+        if n == MOST_TOKENS:
+            spans.append(f"<i> … {len(record.completion_pieces) - n} more tokens</i>")
+            break
         text = escape(piece).replace("\n", "⏎\n")
         if not record.mask[n]:
             spans.append(f"<i>{text}</i>")
             continue
-        value = advantages[n]
         side, depth = ("up" if value > 0 else "down"), abs(value) / largest
         title = escape(_figures(record, n, value))
         spans.append(f'<span class="{side}" style="--d:{depth:.2f}" title="{title}">{text}</span>')
-    left = len(record.completion_pieces) - MOST_TOKENS
-    return "".join(spans) + (f"<i> … {left} more tokens</i>" if left > 0 else "")
+    return "".join(spans)
 
 
 def _figures(record: RolloutRecord, n: int, advantage: float) -> str:

@@ -14,6 +14,7 @@ from mint.rl.rundir import RunDir
 from mint.rl.summary import RunSummary
 
 SHOWN_PROBLEMS = 12
+LONGEST_PROMPT = 90
 
 
 def section(title: str, body: str, name: str) -> str:
@@ -89,10 +90,20 @@ def ledger(run: RunDir) -> str:
         for state in STATES
     )
     told = ", ".join(f"{counts[state]} {state} ({counts[state] / total:.0%})" for state in STATES)
-    visited = sorted(book.visits.items(), key=lambda item: (item[1][-1].rate, -len(item[1])))[:SHOWN_PROBLEMS]
-    rows = [(name, len(visits), " → ".join(f"{visit.rate:.0%}" for visit in visits[-5:])) for name, visits in visited]
-    hardest = table(("hardest problems", "visits", "pass rate, latest last"), rows)
-    return f'<p>{len(book.visits)} problems: {told}.</p><div class="bar">{bar}</div>{hardest}'
+    hardest = sorted(book.visits, key=lambda name: (book.visits[name][-1].rate, -len(book.visits[name])))
+    rows = [
+        (_prompt(run, name, visits[-1].step), len(visits), " → ".join(f"{visit.rate:.0%}" for visit in visits[-5:]))
+        for name, visits in ((name, book.visits[name]) for name in hardest[:SHOWN_PROBLEMS])
+    ]
+    listed = table(("hardest problems", "visits", "pass rate, latest last"), rows)
+    return f'<p>{len(book.visits)} problems: {told}.</p><div class="bar">{bar}</div>{listed}'
+
+
+def _prompt(run: RunDir, problem: str, step: int) -> str:
+    """What the problem asks, from a rollout of it; its name where none was kept."""
+    said = next((record.prompt_text for record in run.rollouts(step) if record.problem == problem), problem)
+    text = " ".join(said.split())
+    return text if len(text) <= LONGEST_PROMPT else "…" + text[-LONGEST_PROMPT:]
 
 
 def settings(run: RunDir) -> str:

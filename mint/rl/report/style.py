@@ -17,7 +17,7 @@ nav { display: flex; gap: 16px; flex-wrap: wrap; margin: 14px 0; } a { color: va
 .tiles div, figure, article { background: var(--card); border: 1px solid var(--rule); border-radius: 8px }
 .tiles div { padding: 10px 12px } dt { color: var(--soft); font-size: 12.5px } dd { margin: 2px 0 0; font-weight: 600;
   overflow-wrap: anywhere }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: 14px }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 14px }
 figure { margin: 0; padding: 10px 12px 6px } svg { width: 100%; height: auto; display: block }
 figcaption { display: flex; justify-content: space-between; gap: 12px; font-weight: 600; margin-bottom: 4px }
 .legend { font-weight: 400; font-size: 12.5px; display: flex; gap: 12px; flex-wrap: wrap }
@@ -46,7 +46,8 @@ pre { margin: 6px 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/
 .answer span[style="--d:0.00"] { background: none } .answer span:hover { outline: 1px solid var(--soft) }
 .answer i { color: var(--soft) } .best { color: rgb(var(--up)) } .worst { color: rgb(var(--down)) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: 13px } th { text-align: left }
-th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere }
+th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top }
+td { overflow-wrap: anywhere; min-width: 4.5em } td:first-child { white-space: nowrap }
 details summary { cursor: pointer; color: var(--c0); margin-bottom: 8px } .bar { display: flex; height: 10px; gap: 2px;
   border-radius: 5px; overflow: hidden; margin: 8px 0 14px } .bar .solved { background: rgb(var(--up)) }
 .bar .learning { background: var(--c0) } .bar .dead { background: rgb(var(--down)) }

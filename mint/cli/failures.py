@@ -46,12 +46,8 @@ class Failure(Exception):
 # typer carries its own click in newer versions and imports click in older ones; this is the error class of either.
 USAGE_ERROR = typer.BadParameter.__bases__[0]
 
+NO_SERVER = "Start a server with `mint serve`, or unset MINT_BASE_URL and TINKER_BASE_URL to use one on this machine."
 REMEDIES: tuple[tuple[type[errors.MintError], Code, str], ...] = (
-    (
-        errors.ConnectionFailed,
-        Code.UNREACHABLE,
-        "Start a server with `mint serve`, or unset MINT_BASE_URL (and TINKER_BASE_URL) to use one on this machine.",
-    ),
     (errors.Unauthorized, Code.REFUSED, "Set MINT_API_KEY to a key that the server knows."),
     (errors.Forbidden, Code.REFUSED, "Use a key that may do this, or ask whoever runs the server."),
     (errors.Busy, Code.REFUSED, "Try again later; `mint models` tells what the server has loaded."),
@@ -66,6 +62,8 @@ def explain(error: BaseException, verb: str) -> tuple[str, str, Code]:
         return str(error), error.remedy, error.code
     if isinstance(error, USAGE_ERROR):
         return error.format_message(), f"`{verb} --help` shows what it takes.", Code.USAGE  # type: ignore[attr-defined]
+    if isinstance(error, errors.ConnectionFailed):  # whose message goes on with what a script should do
+        return str(error).partition(". ")[0] + ".", NO_SERVER, Code.UNREACHABLE
     for kind, code, remedy in REMEDIES:
         if isinstance(error, kind):
             return str(error), remedy.format(verb=verb), code

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mint.cli.failures import Code, Failure
-from mint.cli.settings import BUILDER, Settings, apply, from_words
+from mint.cli.settings import BUILDER, Settings, apply, from_words, merged
 from mint.errors import NotFound
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def _resolve(source: str, presets: Sequence[str], words: Sequence[str]) -> Resol
         (f"preset {name}", get_preset(name, config.max_tokens))
         for name in (*([named] if isinstance(named, str) else named), *presets)
     ]
-    for who, settings in [*layers, (source, table), ("option", from_words(words, config))]:
-        config = apply(config, settings)
+    layers += [(source, table), ("option", from_words(words, config))]
+    for who, settings in layers:
         decided |= dict.fromkeys(_names(settings), who)
-    return Resolved(config, decided)
+    return Resolved(apply(config, merged(*(settings for _, settings in layers))), decided)
 
 
 def _text(value: object, path: Path, name: str) -> str:

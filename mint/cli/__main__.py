@@ -8,6 +8,7 @@ import typer
 
 from mint.cli.advise import advise
 from mint.cli.bisect import bisect
+from mint.cli.dashboard import dashboard
 from mint.cli.doctor import doctor
 from mint.cli.evaluate import evaluate
 from mint.cli.plot import plot
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(dashboard)
 app.command()(doctor)
 app.command()(advise)
 app.command("eval")(evaluate)

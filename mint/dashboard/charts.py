@@ -55,8 +55,9 @@ def line_chart(
     high: float | None = None,
     log: bool = False,
     legend: bool | None = None,
+    share: bool = False,
 ) -> Options:
-    """Curves over steps. With smoothing, the smoothed curve stands over a pale one of what was measured."""
+    """Curves over steps, shares of one as per cent. With smoothing, the smoothed curve stands over a pale one of what was measured."""
     series: list[Options] = []
     for line in lines:
         series += _series_of(line, smoothing)
@@ -104,9 +105,14 @@ def line_chart(
             "max": high,
             "scale": True,
             "splitNumber": 4,
+            **({"interval": 0.25} if share else {}),
             "axisLine": {"show": False},
             "axisTick": {"show": False},
-            "axisLabel": {"color": AXIS, "fontSize": 10.5, ":formatter": "window.mint.short"},
+            "axisLabel": {
+                "color": AXIS,
+                "fontSize": 10.5,
+                ":formatter": "window.mint.percent" if share else "window.mint.short",
+            },
             "splitLine": {"lineStyle": {"color": GRID}},
         },
         "series": series,

@@ -75,23 +75,20 @@ def run_link(viewer: Viewer, run: Run, page_name: str = "run", **query: object) 
 def run_heading(viewer: Viewer, run: Run, here: str) -> None:
     """Where we are, and the other pages of the same run."""
     name = html.escape(run.name)
-    markup(
+    crumbs = (
         f'<div class="crumbs"><a class="up" href="{viewer.link("/")}">Runs</a><span class="slash">/</span>'
-        f'<h1>{name}</h1></div>'
+        f"<h1>{name}</h1></div>"
     )
     alarms = sum(alarm.severity == "alarm" for alarm in run.alarms)
     others = len(run.alarms) - alarms
     count = f'<span class="chip alarm count">{alarms}</span>' if alarms else ""
     count += f'<span class="chip warning count">{others}</span>' if others and not alarms else ""
     pages = (("run", "Curves", ""), ("step", "Rollouts", ""), ("ledger", "Ledger", ""), ("doctor", "Doctor", count))
-    markup(
-        '<div class="tabs">'
-        + "".join(
-            f'<a href="{run_link(viewer, run, path)}" class="{"here" if name == here else ""}">{name}{more}</a>'
-            for path, name, more in pages
-        )
-        + "</div>"
+    tabs = "".join(
+        f'<a href="{run_link(viewer, run, path)}" class="{"here" if name == here else ""}">{name}{more}</a>'
+        for path, name, more in pages
     )
+    markup(f'<div class="heading">{crumbs}<div class="tabs">{tabs}</div></div>')
 
 
 def empty(title: str, sentences: Sequence[str], command: str | None = None) -> None:

@@ -43,7 +43,7 @@ class Panel:
         return (percent if self.share else number)(value)
 
     def options(self, run: Run, smoothing: float, marks: Sequence[Mark]) -> Options:
-        return line_chart(self.lines(run), smoothing, marks, self.low, self.high)
+        return line_chart(self.lines(run), smoothing, marks, self.low, self.high, share=self.share)
 
 
 def one(name: str, *metrics: str) -> tuple[Curve, ...]:

@@ -138,8 +138,7 @@ class Playground:
             picked = ui.select(models, value=side.model, with_input=True).props("dense borderless options-dense")
             picked.style("padding: 4px 16px; border-bottom: 1px solid var(--line); width: 100%")
             picked.on_value_change(lambda event: setattr(side, "model", event.value))
-            with ui.element("div").classes("talk"):
-                talk = markup('<span class="faint">Ask something below; both answer.</span>')
+            talk = markup('<span class="faint">Ask something below; both answer.</span>').classes("talk")
             meta = markup("").classes("meta")
         return talk, meta
 

@@ -102,7 +102,11 @@ class RunPage:
                 number(run.last(*HOLDOUT)),
                 f"began at {number(holdout.values[0])}" if holdout.values else "not measured",
             ),
-            ("Time left", duration(left) if left is not None else "–", f"{duration(run.step_seconds)} a step"),
+            (
+                "Time left" if run.status == "running" else "Took",
+                duration(left if run.status == "running" else sum(run.series("time/total").values)),
+                f"{duration(run.step_seconds)} a step",
+            ),
             ("Tokens a second", last_speed(run), "sampled"),
             ("Checkpoints", number(len(run.checkpoints)), f"written {ago(run.touched)}"),
         ]

@@ -67,7 +67,7 @@ def differences(
 
 
 def note_reference(data_D: Sequence[Datum], reference_logprobs_D: Sequence[np.ndarray]) -> None:
-    """Keeps the reference's log-probs with the datums, for the run directory; they are not sent to the trainer."""
+    """Keeps the reference's log-probs with the datums, for the run directory; `wire_datums` leaves them out."""
     for datum, logprobs in zip(data_D, reference_logprobs_D, strict=True):
         datum.loss_fn_inputs["reference_logprobs"] = TensorData.of(logprobs, "float32")
 
@@ -109,8 +109,17 @@ async def incorporate_kl_penalty(
     reaches back over observation tokens, so it is masked again: no observation token ever has an advantage.
     """
     reference_D = await score_datums(reference_client, data_D)
-    note_reference(data_D, reference_D)
-    d_D = differences(data_D, sampled_logprobs(data_D), reference_D)
+    return penalise(data_D, reference_D, kl_penalty_coef, kl_discount_factor)
+
+
+def penalise(
+    data_D: Sequence[Datum],
+    reference_logprobs_D: Sequence[np.ndarray],
+    kl_penalty_coef: float,
+    kl_discount_factor: float = 0.0,
+) -> dict[str, float]:
+    """`incorporate_kl_penalty` once the reference has spoken."""
+    d_D = differences(data_D, sampled_logprobs(data_D), reference_logprobs_D)
     average = mean_kl(data_D, d_D)
     if kl_penalty_coef:
         for datum, d in zip(data_D, d_D, strict=True):

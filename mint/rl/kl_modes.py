@@ -15,10 +15,10 @@ from mint.errors import BadRequest
 from mint.rl.kl import (
     ScoringClient,
     differences,
-    incorporate_kl_penalty,
     kl_loss_datums,
     mean_kl,
     note_reference,
+    penalise,
     score_datums,
 )
 from mint.types import Datum
@@ -49,7 +49,11 @@ class AdvantageKL(KLTerm):
     estimator: str
 
     async def adjust(self, data_D: Sequence[Datum]) -> dict[str, float]:
-        return await incorporate_kl_penalty(data_D, self.reference, self.coef, self.discount) if data_D else {}
+        if not data_D:
+            return {}
+        reference_D = await score_datums(self.reference, data_D)
+        note_reference(data_D, reference_D)
+        return penalise(data_D, reference_D, self.coef, self.discount)
 
 
 @dataclass(frozen=True)

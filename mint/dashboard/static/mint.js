@@ -18,7 +18,7 @@ window.mint = (() => {
     if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`.replace("-", "−");
     if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`.replace("-", "−");
     if (size < 1e-3) return value.toExponential(0).replace("-", "−").replace("-", "−");
-    return String(+value.toPrecision(4)).replace("-", "−");
+    return String(+value.toPrecision(7)).replace("-", "−");
   }
 
   function tooltip(points) {
@@ -117,5 +117,7 @@ window.mint = (() => {
     document.body.append(box);
   }
 
-  return { number, short, tooltip, chart, toggleTheme, help, escape, connected: [] };
+  const percent = (value) => `${Math.round(100 * value)} %`;
+
+  return { number, short, percent, tooltip, chart, toggleTheme, help, escape, connected: [] };
 })();

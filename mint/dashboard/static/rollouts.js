@@ -94,7 +94,7 @@ export default {
             <span v-if="s.advantage !== null" title="Advantage: reward compared with the rest of the group">adv {{ signed(s.advantage) }}</span>
             <span class="end"><span class="faint" title="Sampled tokens">{{ s.tokens }} tok</span><span class="chip" :class="cut(s.stop)" :title="'How it ended: ' + s.stop">{{ s.stop || 'no end' }}</span><span class="faint" title="Number of the sample in its group">#{{ s.member }}</span></span>
           </header>
-          <div class="tokens" v-memo="[group, mode, query, all[k]]"><template v-for="(part, p) in parts(s, k)" :key="p"><span v-if="part.label" class="turn">{{ part.label }}</span><span v-for="t in part.tokens" :key="t.i" class="t" :class="t.cls" :style="t.style" :data-k="k" :data-i="t.i">{{ t.text }}</span></template><span v-if="!s.pieces.length" class="faint">(empty: the model stopped at once)</span></div>
+          <div class="tokens"><template v-for="(part, p) in parts(s, k)" :key="p"><span v-if="part.label" class="turn">{{ part.label }}</span><span v-for="t in part.tokens" :key="t.i" class="t" :class="t.cls" :style="t.style" :data-k="k" :data-i="t.i">{{ t.text }}</span></template><span v-if="!s.pieces.length" class="faint">(empty: the model stopped at once)</span></div>
           <footer v-if="s.terms.length || s.calls.length || !s.trained || s.pieces.length > limit">
             <button v-if="s.pieces.length > limit && !all[k]" class="plain" @click.stop="all = {...all, [k]: true}">Show all {{ s.pieces.length }} tokens</button>
             <span v-for="[name, x] in s.terms" :key="name">{{ name }} <b>{{ fmt(x) }}</b></span>

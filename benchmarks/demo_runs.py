@@ -16,19 +16,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-from math_rl import DEFAULT, AdditionDatasetBuilder  # noqa: E402
+from math_rl import DEFAULT, AdditionDatasetBuilder
 
-import mint  # noqa: E402
-from mint.client.tokenizers import load_tokenizer  # noqa: E402
-from mint.rl.answers import exact_match  # noqa: E402
-from mint.rl.calculator import calculator, evaluate  # noqa: E402
-from mint.rl.datasets import ListRLDataset  # noqa: E402
-from mint.rl.envs import EnvFromMessageEnv  # noqa: E402
-from mint.rl.renderers import ChatRenderer  # noqa: E402
-from mint.rl.rewards import Reward, Term, Trace  # noqa: E402
-from mint.rl.tools import ToolMessageEnv  # noqa: E402
-from mint.rl.train import Config, train  # noqa: E402
-from mint.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder  # noqa: E402
+import mint
+from mint.client.tokenizers import load_tokenizer
+from mint.rl.answers import exact_match
+from mint.rl.calculator import calculator, evaluate
+from mint.rl.datasets import ListRLDataset
+from mint.rl.envs import EnvFromMessageEnv
+from mint.rl.renderers import ChatRenderer
+from mint.rl.rewards import Reward, Term, Trace
+from mint.rl.tools import ToolMessageEnv
+from mint.rl.train import Config, train
+from mint.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 
 def right(prompt: str, answer: str) -> float:
@@ -101,7 +101,8 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
     with mint.ServiceClient() as service:
         for config in configurations(folder):
-            print(f"{config.log_path}: {train(config, service).metrics()[-1]['test/env/all/reward/total']:.1%} held out")
+            last = train(config, service).metrics()[-1]
+            print(f"{config.log_path}: {last['test/env/all/reward/total']:.1%} of the held-out problems")
 
 
 if __name__ == "__main__":

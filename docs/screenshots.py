@@ -38,7 +38,8 @@ KEPT = {
 def served(runs: str) -> Iterator[str]:
     """The address of a dashboard."""
     command = [sys.executable, "-m", "mint.cli", "dashboard", runs, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as child:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None
         line = next(line for line in child.stdout if "http://" in line)
         try:
@@ -53,8 +54,10 @@ def prepare(page: Page, name: str) -> None:
         page.wait_for_selector(".pair", timeout=120_000)
         page.locator("textarea").first.fill("What is 47 + 38?")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.querySelectorAll('.side .meta').length == 2 && "
-                               "[...document.querySelectorAll('.side .meta')].every(e => e.innerText.includes('tokens')) && !document.querySelector('.pair').innerText.includes('▍')")
+        page.wait_for_function(
+            "[...document.querySelectorAll('.side .meta')].every(e => e.innerText.includes('tokens'))"
+            " && !document.querySelector('.pair').innerText.includes('▍')"
+        )
     elif name in ("rollouts", "agent"):
         page.wait_for_selector(".t")
         page.locator("select").select_option("spread")
@@ -82,8 +85,8 @@ def main() -> None:
                     if (only and name not in only) or not (everything or (name, theme) in KEPT):
                         continue
                     page = context.new_page()
-                    page.on("console", lambda message: message.type == "error" and print(name, message.text))
-                    page.on("pageerror", lambda error: print(name, "error:", error))
+                    page.on("console", lambda message: message.type == "error" and print(message.text))
+                    page.on("pageerror", print)
                     page.goto(address + path)
                     prepare(page, name)
                     suffix = f"-{size}" if everything else ""

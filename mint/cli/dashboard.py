@@ -49,7 +49,7 @@ def dashboard(
     try:
         listening.bind((host, port))
     except OSError as error:
-        typer.echo(f"mint dashboard: port {port} of {host} is not free ({error}); choose another with --port.", err=True)
+        typer.echo(f"mint dashboard: port {port} of {host} cannot be used ({error}); try another --port.", err=True)
         raise typer.Exit(1) from error
     app = FastAPI(openapi_url=None)
     mount(app, runs, ClientConfig.resolve(server), owner_of)

@@ -57,7 +57,8 @@ def line_chart(
     legend: bool | None = None,
     share: bool = False,
 ) -> Options:
-    """Curves over steps, shares of one as per cent. With smoothing, the smoothed curve stands over a pale one of what was measured."""
+    """Curves over steps; `share`: of one, read as per cent. With smoothing, the smoothed curve stands over a pale one
+    of what was measured."""
     series: list[Options] = []
     for line in lines:
         series += _series_of(line, smoothing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,15 +34,15 @@ def smoothed(series: Series, weight: float) -> Series:
 
 
 def thinned(series: Series, points: int = POINTS) -> Series:
-    """At most `points` points: first and last, and of every stretch between the lowest and the highest, so that no spike
-    is lost."""
+    """At most `points` points: first and last, and of every stretch between them the lowest and the highest, so that no
+    spike is lost."""
     n = len(series)
     if n <= points:
         return series
     edges = np.linspace(1, n - 1, max((points - 2) // 2, 1) + 1).astype(int)
     values = np.array(series.values)
     chosen = {0, n - 1}
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         if end > start:
             chosen |= {start + int(values[start:end].argmin()), start + int(values[start:end].argmax())}
     order = sorted(chosen)

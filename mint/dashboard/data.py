@@ -1,4 +1,4 @@
-"""Run directories as the pages need them, read incrementally: what was read once is kept, and only new bytes are parsed.
+"""Run directories as the pages need them, read incrementally: what was read once is kept, only new bytes are parsed.
 
 Rollouts are `index`'s business, curves are drawn from `Run.series` by `curves`.
 """
@@ -306,7 +306,8 @@ class Library:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "metrics.jsonl").is_file() or (path / "config.json").is_file() and _is_ours(path / "config.json")
+    config = path / "config.json"
+    return (path / "metrics.jsonl").is_file() or (config.is_file() and _is_ours(config))
 
 
 def _is_ours(config: Path) -> bool:

@@ -48,7 +48,7 @@ class DoctorPage:
         else:
             self._show([line for line in self.run.health if "kind" in line])
             self.note.set_text(
-                f"What the doctor said while the run went on. Examining all {size(self.bytes)} of rollouts takes a while."
+                f"What the doctor said while the run went on. Examining all {size(self.bytes)} of rollouts takes longer."
             )
         ui.timer(REFRESH_SECONDS, self._refresh)
 
@@ -63,7 +63,9 @@ class DoctorPage:
             self.note.set_text("")
             return
         steps = len(self.run.rollouts.steps())
-        self.note.set_text(f"Examined {steps} steps. The likeliest cause comes first; what follows from it stands behind.")
+        self.note.set_text(
+            f"Examined {steps} steps. The likeliest cause comes first; what follows from it stands behind."
+        )
         self._show([finding.to_json() for finding in findings or []])
 
     def _refresh(self) -> None:
@@ -79,8 +81,8 @@ class DoctorPage:
                 empty(
                     "Nothing to report",
                     [
-                        "No check found anything wrong: rewards vary within groups, answers end by themselves, sampler and "
-                        "trainer agree, the policy moves and has not collapsed.",
+                        "No check found anything wrong: rewards vary within groups, answers end by themselves, sampler "
+                        "and trainer agree, the policy moves and has not collapsed.",
                     ],
                 )
             for finding in findings:
@@ -89,20 +91,19 @@ class DoctorPage:
     def _card(self, finding: dict[str, Any]) -> None:
         first, last = finding.get("steps") or (finding.get("step", 0),) * 2
         where = f"step {first}" if first == last else f"steps {first} to {last}"
-        severity = str(finding.get("severity", "notice"))
-        follows = finding.get("follows_from")
+        severity, kind, follows = (words(finding.get(name)) for name in ("severity", "kind", "follows_from"))
+        behind = f'<span class="chip">follows from {follows}</span>' if follows else ""
         figures = "".join(
-            f'<span class="chip">{html.escape(name.replace("_", " "))} <b>&nbsp;{html.escape(_figure(value))}</b></span>'
+            f'<span class="chip">{words(name)} <b>&nbsp;{html.escape(_figure(value))}</b></span>'
             for name, value in (finding.get("evidence") or {}).items()
         )
-        behind = f'<span class="chip">follows from {html.escape(str(follows).replace("_", " "))}</span>' if follows else ""
+        sentence, remedy = (html.escape(str(finding.get(name, ""))) for name in ("sentence", "remedy"))
         link = run_link(self.viewer, self.run, "step", step=last)
+        samples = "".join(map(self._sample, finding.get("samples") or []))
         markup(
-            f'<div class="card finding {html.escape(severity)}"><div class="row"><span class="chip {html.escape(severity)}">'
-            f'{html.escape(severity)}</span><b>{html.escape(str(finding["kind"]).replace("_", " "))}</b>'
-            f'<a class="chip" href="{link}">{where}</a>{behind}</div><h3>{html.escape(str(finding.get("sentence", "")))}</h3>'
-            f'<div class="row">{figures}</div><div class="remedy"><b>What to do</b>&ensp;'
-            f'{html.escape(str(finding.get("remedy", "")))}</div>{"".join(map(self._sample, finding.get("samples") or []))}</div>'
+            f'<div class="card finding {severity}"><div class="row"><span class="chip {severity}">{severity}</span>'
+            f'<b>{kind}</b><a class="chip" href="{link}">{where}</a>{behind}</div><h3>{sentence}</h3>'
+            f'<div class="row">{figures}</div><div class="remedy"><b>What to do</b>&ensp;{remedy}</div>{samples}</div>'
         )
 
     def _sample(self, sample: dict[str, Any]) -> str:
@@ -116,8 +117,13 @@ class DoctorPage:
             f'#{sample["member"]}</span><span class="text"><span class="faint">'
             f"{html.escape(short(str(sample.get('prompt', '')), 120))}</span> "
             f"{html.escape(short(str(sample.get('completion', '')), 160))}{wanted}</span>"
-            f'<span>reward <b>{number(sample.get("reward"))}</b></span></a>'
+            f"<span>reward <b>{number(sample.get('reward'))}</b></span></a>"
         )
+
+
+def words(name: object) -> str:
+    """A name of ours as words, fit for HTML."""
+    return html.escape(str(name or "").replace("_", " "))
 
 
 def _figure(value: object) -> str:

@@ -20,7 +20,8 @@ ASSETS = "/assets"
 PLACES = (("", "Runs"), ("playground", "Playground"), ("server", "Server"))
 ICONS = {
     "theme": '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="1.8">'
-    '<circle cx="12" cy="12" r="8.2"/><path d="M12 3.8a8.2 8.2 0 0 0 0 16.4z" fill="currentColor" stroke="none"/></svg>',
+    '<circle cx="12" cy="12" r="8.2"/>'
+    '<path d="M12 3.8a8.2 8.2 0 0 0 0 16.4z" fill="currentColor" stroke="none"/></svg>',
     "leave": '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="1.8" stroke-linecap="round">'
     '<path d="M14 4H6v16h8M10 12h10m-3.5-4 4 4-4 4"/></svg>',
 }
@@ -63,13 +64,19 @@ def _bar(viewer: Viewer, place: str) -> str:
     return (
         f'<a class="brand" href="{viewer.link("/")}"><span class="leaf"></span>MinT</a><nav>{links}</nav>'
         f'<div class="end"><button class="iconbutton" title="Light or dark (t)" onclick="mint.toggleTheme()">'
-        f'{ICONS["theme"]}</button><button class="iconbutton" title="Keys (?)" onclick="mint.help()">?</button>{leave}</div>'
+        f'{ICONS["theme"]}</button><button class="iconbutton" title="Keys (?)" onclick="mint.help()">?</button>'
+        f"{leave}</div>"
     )
 
 
 def run_link(viewer: Viewer, run: Run, page_name: str = "run", **query: object) -> str:
     asked = "&".join(f"{key}={quote(str(value), safe='')}" for key, value in query.items() if value is not None)
     return viewer.link(f"/{page_name}/{quote(run.name)}" + (f"?{asked}" if asked else ""))
+
+
+def go(viewer: Viewer, address: str) -> None:
+    """Opens one of our pages; NiceGUI puts the prefix before it again."""
+    ui.navigate.to(address.removeprefix(viewer.prefix))
 
 
 def run_heading(viewer: Viewer, run: Run, here: str) -> None:
@@ -95,7 +102,9 @@ def empty(title: str, sentences: Sequence[str], command: str | None = None) -> N
     """Nothing to show: why, and what to do."""
     told = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
     code = f"<pre>{html.escape(command)}</pre>" if command else ""
-    markup(f'<div class="empty"><span class="leaf"></span><h2>{html.escape(title)}</h2>{told}{code}</div>').classes("card")
+    markup(f'<div class="empty"><span class="leaf"></span><h2>{html.escape(title)}</h2>{told}{code}</div>').classes(
+        "card"
+    )
 
 
 def banner(kind: str, text: str) -> None:
@@ -113,6 +122,17 @@ def broken_lines(run: Run) -> None:
         "warning",
         f"{first.file}, line {first.line}{more}: not JSON ({first.why}). Everything else is shown; mend or remove the "
         f"line in {run.dir.path / first.file}.",
+    )
+
+
+def tiles_html(tiles: Sequence[tuple[str, str, str]]) -> str:
+    """Figures in a row: name, value, and what stands below it; values and what stands below are HTML."""
+    return '<div class="tiles">{}</div>'.format(
+        "".join(
+            f'<div class="tile"><div class="name">{name}</div><div class="value">{value}</div>'
+            f'<div class="more">{more}</div></div>'
+            for name, value, more in tiles
+        )
     )
 
 

@@ -124,7 +124,10 @@ class Gate:
             return self._form(then, "The server does not know this key.", 401)
         self._forget_old()
         token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = time.time() + SESSION_SECONDS, self.site.viewer(_address(request.scope), key, owner)
+        self._sessions[_digest(token)] = (
+            time.time() + SESSION_SECONDS,
+            self.site.viewer(_address(request.scope), key, owner),
+        )
         answer = RedirectResponse(then, 303)
         secure = request.url.scheme == "https"
         path = self.site.prefix or "/"
@@ -143,7 +146,11 @@ class Gate:
     def _form(self, then: str, complaint: str = "", status: int = 200) -> Response:
         page = (STATIC / "login.html").read_text()
         style = (STATIC / "style.css").read_text()
-        for name, text in {"STYLE": style, "THEN": html.escape(quote(then)), "COMPLAINT": html.escape(complaint)}.items():
+        for name, text in {
+            "STYLE": style,
+            "THEN": html.escape(quote(then)),
+            "COMPLAINT": html.escape(complaint),
+        }.items():
             page = page.replace(f"{{{{{name}}}}}", text)
         return HTMLResponse(page, status, {"cache-control": "no-store"})
 

@@ -11,7 +11,7 @@ from nicegui import events, ui
 
 from mint.dashboard.charts import stacked
 from mint.dashboard.data import Run
-from mint.dashboard.frame import broken_lines, empty, help_mark, markup, page, run_heading, run_link
+from mint.dashboard.frame import broken_lines, empty, go, help_mark, page, run_heading, run_link
 from mint.dashboard.opening import opened
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
@@ -26,7 +26,12 @@ MEANING = {
     "learning": "Right sometimes, or not tried often enough to say.",
     "dead": f"The last {EVIDENCE} or more samples were all wrong: as it stands it teaches nothing.",
 }
-ORDERS = {"rate": "lowest pass rate first", "gain": "largest gain first", "loss": "largest loss first", "name": "by name"}
+ORDERS = {
+    "rate": "lowest pass rate first",
+    "gain": "largest gain first",
+    "loss": "largest loss first",
+    "name": "by name",
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class LedgerPage:
             box.props("dense outlined clearable debounce=200").classes("search").style("width: 300px")
             states = {None: f"all {len(self.problems)}"} | {state: state for state in STATES}
             ui.toggle(states, value=None, on_change=self._filter).props("dense no-caps unelevated padding='4px 12px'")
-            ui.select(ORDERS, value=self.order, on_change=self._sort).props("dense outlined options-dense").style("width: 210px")
+            order = ui.select(ORDERS, value=self.order, on_change=self._sort)
+            order.props("dense outlined options-dense").style("width: 210px")
             ui.element("div").classes("grow")
             self.where = ui.label().classes("muted")
             for by, text in ((-1, "◂"), (1, "▸")):
@@ -119,8 +125,8 @@ class LedgerPage:
             {"name": "state", "label": "State", "field": "state", "align": "left"},
             {"name": "rate", "label": "Pass rate", "field": "rate", "align": "right"},
             {"name": "change", "label": "Since first seen", "field": "change", "align": "right"},
-            {"name": "strip", "label": "Every visit, oldest first (click one to see its samples)", "field": "strip", "align": "left"},
-        ]  # fmt: skip
+            {"name": "strip", "label": "Every visit; click one to see its samples", "field": "strip", "align": "left"},
+        ]
         self.table = ui.table(columns=columns, rows=[], row_key="name").style("width: 100%")
         self.table.props("flat dense hide-pagination :rows-per-page-options='[0]'")
         cells = {
@@ -131,7 +137,7 @@ class LedgerPage:
         }
         for name, cell in cells.items():
             self.table.add_slot(f"body-cell-{name}", f'<q-td :props="props">{cell}</q-td>')
-        self.table.on("rowClick", lambda event: ui.navigate.to(event.args[1]["link"]))
+        self.table.on("rowClick", lambda event: go(self.viewer, event.args[1]["link"]))
 
     # ------------------------------------------------------------------------------------------------ rows
 
@@ -172,7 +178,7 @@ class LedgerPage:
             "rate": percent(problem.rate),
             "change": f"{change:+.0f} %".replace("-", "−") if len(problem.visits) > 1 else "–",
             "strip": self._strip(problem),
-            "link": self._link(problem, last)[len(self.viewer.prefix) :],
+            "link": self._link(problem, last),
         }
 
     def _link(self, problem: Problem, visit: Visit) -> str:

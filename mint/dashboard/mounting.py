@@ -17,6 +17,7 @@ from mint.dashboard.site import Site
 
 PAGES = (runs, run, rollout, ledger, doctor, playground, server)
 """Importing a page registers it."""
+LOCAL = ClientConfig()
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><path d="M3 3h12a14 14 0 0 1 14 14v12H17A14 14 0 0 1 '
     '3 15z" fill="#12a37f"/></svg>'
@@ -26,7 +27,7 @@ ICON = (
 def mount(
     app: FastAPI,
     runs: str | Path = "runs",
-    server: ClientConfig | None = ClientConfig(),
+    server: ClientConfig | None = LOCAL,
     owner_of: Callable[[str], str] | None = None,
     prefix: str = "",
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mint.dashboard.charts import Line, Mark, Options, line_chart, stacked
 from mint.dashboard.data import HOLDOUT, REWARD, Run, Series
-from mint.dashboard.theme import PALETTE, number, percent
+from mint.dashboard.theme import NOTHING, PALETTE, duration, number, percent
 
 SUCCESS = ("env/all/reward/success", "env/all/correct", "env/all/right")
 HOLDOUT_SUCCESS = tuple(f"test/{name}" for name in SUCCESS)
@@ -189,20 +189,28 @@ def speed(run: Run, smoothing: float, marks: Sequence[Mark]) -> Options:
 
 
 def spans(run: Run, smoothing: float, marks: Sequence[Mark]) -> Options:
-    return stacked([(name, run.series(f"time/{name}:total")) for name in SPANS if len(run.series(f"time/{name}:total"))])
+    parts = [(name, run.series(f"time/{name}:total")) for name in SPANS]
+    return stacked([part for part in parts if len(part[1])])
 
 
 def last_speed(run: Run) -> str:
     values = per_second(run, "env/all/total_ac_tokens").values
-    return number(round(values[-1])) if values else "–"
+    return number(round(values[-1])) if values else NOTHING
+
+
+def last_seconds(run: Run) -> str:
+    return duration(run.last("time/total"))
 
 
 Drawing = Callable[[Run, float, Sequence[Mark]], Options]
-SPEED: tuple[tuple[str, str, Drawing], ...] = (
-    ("Tokens a second", "Tokens of a step divided by the seconds the whole step took.", speed),
+Now = Callable[[Run], str]
+SPEED: tuple[tuple[str, str, Drawing, Now], ...] = (
+    ("Tokens a second", "Tokens of a step divided by the seconds the whole step took.", speed, last_speed),
     (
         "Where the time goes",
-        "Seconds of a step by what the loop waited for. With lag, sampling runs beside training and is waited for less.",
+        "Seconds of a step by what the loop waited for. With lag, sampling goes on beside training and is waited for "
+        "less.",
         spans,
+        last_seconds,
     ),
 )

@@ -40,7 +40,8 @@ def checkpoints_of(viewer: Viewer) -> dict[str, str]:
         for line in reversed(run.checkpoints):
             path = line.get("sampler_path")
             if isinstance(path, str):
-                found.setdefault(path, f"{run.name}, step {line.get('batch')}" + (" (last)" if line.get("final") else ""))
+                last = " (last)" if line.get("final") else ""
+                found.setdefault(path, f"{run.name}, step {line.get('batch')}{last}")
     return found
 
 
@@ -58,7 +59,9 @@ async def choices(viewer: Viewer) -> dict[str, str]:
     return base | {name: known[name] for name in order}
 
 
-def body_of(side: Side, chat: bool, prompt: str, temperature: float, max_tokens: int, seed: int | None) -> dict[str, Any]:
+def body_of(
+    side: Side, chat: bool, prompt: str, temperature: float, max_tokens: int, seed: int | None
+) -> dict[str, Any]:
     common: dict[str, Any] = {"model": side.model, "temperature": temperature, "max_tokens": max_tokens}
     if seed is not None:
         common["seed"] = seed
@@ -113,18 +116,25 @@ class Playground:
                 self.drawn = [self._side(side, models) for side in self.sides]
             self._prompt()
             if len(names) == 1:
-                banner("notice", "There is no checkpoint yet, so both sides are the base model. Runs add theirs by save_every.")
+                banner(
+                    "notice",
+                    "There is no checkpoint yet, so both sides are the base model. Runs save theirs every save_every "
+                    "steps.",
+                )
 
     # ------------------------------------------------------------------------------------------------ parts
 
     def _settings(self) -> None:
         with ui.element("div").classes("card row").style("padding: 8px 16px; gap: 18px"):
-            ui.toggle({True: "Chat", False: "Complete"}, value=True, on_change=self._set_chat).props("dense no-caps unelevated padding='4px 14px'")
+            kinds = ui.toggle({True: "Chat", False: "Complete"}, value=True, on_change=self._set_chat)
+            kinds.props("dense no-caps unelevated padding='4px 14px'")
             ui.label("Temperature").classes("muted")
             self.temperature = ui.slider(min=0, max=2, step=0.05, value=0.7).style("width: 150px")
             ui.label().bind_text_from(self.temperature, "value", lambda value: f"{value:.2f}").style("width: 34px")
-            self.max_tokens = ui.number("Most tokens", value=64, min=1, max=4096, format="%d").props("dense outlined").style("width: 110px")
-            self.seed = ui.number("Seed", value=None, min=0, format="%d", placeholder="random").props("dense outlined").style("width: 100px")
+            self.max_tokens = ui.number("Most tokens", value=64, min=1, max=4096, format="%d")
+            self.seed = ui.number("Seed", value=None, min=0, format="%d", placeholder="random")
+            for box in (self.max_tokens, self.seed):
+                box.props("dense outlined").style("width: 110px")
             with self.seed:
                 ui.tooltip("With a seed the same question gets the same answer again.")
             ui.element("div").classes("grow")
@@ -144,7 +154,8 @@ class Playground:
 
     def _prompt(self) -> None:
         with ui.element("div").classes("card row").style("padding: 8px 10px; flex-wrap: nowrap"):
-            self.asked = ui.textarea(placeholder="What is 47 + 38?").props("dense borderless autogrow rows=1").classes("grow")
+            self.asked = ui.textarea(placeholder="What is 47 + 38?").classes("grow")
+            self.asked.props("dense borderless autogrow rows=1")
             self.asked.on("keydown.enter.exact.prevent", self._ask)
             with ui.element("button").classes("plain").on("click", self._clear):
                 ui.label("Clear")

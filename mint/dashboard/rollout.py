@@ -10,10 +10,11 @@ from nicegui import events, ui
 from nicegui.element import Element
 
 from mint.dashboard.data import Run
-from mint.dashboard.frame import STATIC, banner, broken_lines, empty, page, run_heading, run_link
+from mint.dashboard.frame import STATIC, banner, broken_lines, empty, go, page, run_heading, run_link
 from mint.dashboard.index import Group, Head, StepIndex
 from mint.dashboard.opening import opened
 from mint.dashboard.site import Viewer
+from mint.dashboard.theme import number, short
 from mint.rl.rundir import RolloutRecord
 
 MOST_SAMPLES = 32
@@ -43,7 +44,7 @@ class StepPage:
             self._nothing()
             return
         if self.index.broken:
-            banner("warning", f"{self.index.broken} lines of {self.index.file.name} are not rollouts and were left out.")
+            banner("warning", f"{self.index.broken} lines of {self.index.file} are not rollouts and were left out.")
         rewards = [head.reward for head in self.index.members]
         self.view = RolloutView()
         self.view._props |= {"low": min(0.0, *rewards), "high": max(1.0, *rewards), "query": ""}
@@ -73,14 +74,13 @@ class StepPage:
                 ui.label(f"of {self.steps[0]} to {self.steps[-1]}").classes("faint")
             self._figures()
             ui.element("div").classes("grow")
-            sources = {None: "Training", **{name: f"Evaluation: {name}" for name in self.run.rollouts.evaluators()}}
-            for name, text in sources.items():
+            evaluators: list[str | None] = [None, *self.run.rollouts.evaluators()]
+            for name in evaluators:
+                text = "Training" if name is None else f"Evaluation: {name}"
                 target = run_link(self.viewer, self.run, "step", evaluation=name)
                 ui.link(text, target).classes("chip good" if name == self.evaluator else "chip")
 
     def _figures(self) -> None:
-        from mint.dashboard.theme import number
-
         if self.evaluator is not None:
             return
         for name, metric in (("reward", "env/all/reward/total"), ("with signal", "env/all/by_group/frac_mixed")):
@@ -173,7 +173,7 @@ class StepPage:
             ui.notify("This is the last step." if by > 0 else "This is the first step.")
 
     def _open_step(self, step: int) -> None:
-        ui.navigate.to(run_link(self.viewer, self.run, "step", step=step, evaluation=self.evaluator)[len(self.viewer.prefix) :])
+        go(self.viewer, run_link(self.viewer, self.run, "step", step=step, evaluation=self.evaluator))
 
 
 def holds(group: Group, query: str) -> bool:
@@ -182,8 +182,6 @@ def holds(group: Group, query: str) -> bool:
 
 
 def summary(group: Group) -> dict[str, Any]:
-    from mint.dashboard.theme import short
-
     return {"n": group.number, "prompt": short(group.prompt, 120), "rewards": group.rewards, "mean": group.mean}
 
 

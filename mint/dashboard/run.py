@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable
 
 from fastapi import Request
 from nicegui import events, ui
 
-from mint.dashboard.charts import Line, Options, line_chart, marks_of
+from mint.dashboard.charts import marks_of
 from mint.dashboard.data import HOLDOUT, REWARD, Run
-from mint.dashboard.frame import banner, broken_lines, empty, help_mark, markup, page, run_heading, run_link, section
+from mint.dashboard.frame import (
+    banner,
+    broken_lines,
+    empty,
+    help_mark,
+    markup,
+    page,
+    run_heading,
+    run_link,
+    section,
+    tiles_html,
+)
 from mint.dashboard.opening import opened
-from mint.dashboard.panels import SECTIONS, SPEED, last_speed
+from mint.dashboard.panels import SECTIONS, SPEED, Drawing, Now, Panel, last_speed, one
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
-from mint.dashboard.theme import PALETTE, STATUS_WORDS, ago, duration, number
+from mint.dashboard.theme import NOTHING, STATUS_WORDS, ago, duration, number
 
 REFRESH_SECONDS = 0.5
 
@@ -26,13 +36,13 @@ class RunPage:
         self.viewer, self.run = viewer, run
         self.smoothing = 0.0
         self.seen: tuple[int, str] = (-1, "")
-        self.plots: list[tuple[Plot, Callable[[], Options], ui.label, Callable[[], str]]] = []
+        self.plots: list[tuple[Plot, Drawing, ui.label, Now]] = []
 
     def build(self) -> None:
         run = self.run
         broken_lines(run)
         if run.config_fault:
-            banner("alarm", f"{run.config_fault} Restore it from a copy, or remove it: the curves are shown all the same.")
+            banner("alarm", f"{run.config_fault} Restore or remove it; the curves are shown all the same.")
         if run.last_step < 0:
             self._starting()
             return
@@ -45,18 +55,12 @@ class RunPage:
             section(title)
             with ui.element("div").classes("charts"):
                 for panel in present:
-                    self._chart(
-                        panel.title,
-                        panel.why,
-                        lambda panel=panel: panel.options(run, self.smoothing, marks_of(run)),
-                        lambda panel=panel: panel.now(run),
-                    )
+                    self._chart(panel.title, panel.why, panel.options, panel.now)
         if len(run.series("time/total")):
             section("Speed")
             with ui.element("div").classes("charts"):
-                for title, why, draw in SPEED:
-                    now = (lambda: last_speed(run)) if draw is SPEED[0][2] else (lambda: duration(run.last("time/total")))
-                    self._chart(title, why, lambda draw=draw: draw(run, self.smoothing, marks_of(run)), now)
+                for title, why, draw, now in SPEED:
+                    self._chart(title, why, draw, now)
         self._further()
         self._configuration()
         ui.timer(REFRESH_SECONDS, self._refresh)
@@ -84,47 +88,40 @@ class RunPage:
     # ------------------------------------------------------------------------------------------------ parts
 
     def _tiles(self) -> str:
+        """The headline figures as HTML."""
         run = self.run
-        reward, holdout = run.series(*REWARD), run.series(*HOLDOUT)
-        total = run.total_steps
-        left = run.seconds_left
+        reward, holdout, total = run.series(*REWARD), run.series(*HOLDOUT), run.total_steps
+        going = run.status == "running"
         share = min(100 * run.trained_steps / total, 100) if total else 0
-        began = reward.values[0] if reward.values else None
+        of = f'<span class="faint" style="font-size:15px"> / {total}</span>' if total else ""
+        alarms = run.alarms
+        worst = "alarm" if any(a.severity == "alarm" for a in alarms) else "warning" if alarms else ""
+        told = html.escape(", ".join(dict.fromkeys(a.kind.replace("_", " ") for a in alarms))) or "nothing to report"
+        status = f'<span class="chip {run.status}" title="{html.escape(STATUS_WORDS[run.status])}">{run.status}</span>'
+        doctor = f'<a href="{run_link(self.viewer, run, "doctor")}" class="{worst}" title="{told}">{len(alarms)}</a>'
         tiles = [
+            ("Status", status, f"seed {html.escape(str(run.config.get('seed', NOTHING)))}"),
             (
                 "Progress",
-                f"{run.trained_steps}" + (f'<span class="faint" style="font-size:15px"> / {total}</span>' if total else ""),
+                f"{run.trained_steps}{of}",
                 f'<div class="bar"><div style="width:{share:.0f}%"></div></div>',
             ),
-            ("Reward", number(run.last(*REWARD)), f"began at {number(began)}"),
+            ("Reward", number(run.last(*REWARD)), f"began at {number(next(iter(reward.values), None))}"),
             (
                 "Held out",
                 number(run.last(*HOLDOUT)),
                 f"began at {number(holdout.values[0])}" if holdout.values else "not measured",
             ),
             (
-                "Time left" if run.status == "running" else "Took",
-                duration(left if run.status == "running" else sum(run.series("time/total").values)),
+                "Time left" if going else "Took",
+                duration(run.seconds_left if going else sum(run.series("time/total").values)),
                 f"{duration(run.step_seconds)} a step",
             ),
             ("Tokens a second", last_speed(run), "sampled"),
             ("Checkpoints", number(len(run.checkpoints)), f"written {ago(run.touched)}"),
+            ("Doctor", doctor, told),
         ]
-        alarms = run.alarms
-        worst = "alarm" if any(a.severity == "alarm" for a in alarms) else "warning" if alarms else ""
-        told = html.escape(", ".join(dict.fromkeys(a.kind.replace("_", " ") for a in alarms))) or "nothing to report"
-        link = run_link(self.viewer, run, "doctor")
-        status = f'<span class="chip {run.status}" title="{html.escape(STATUS_WORDS[run.status])}">{run.status}</span>'
-        first = f'<div class="tile"><div class="name">Status</div><div class="value">{status}</div><div class="more">seed {html.escape(str(run.config.get("seed", "–")))}</div></div>'
-        last = (
-            f'<a class="tile" href="{link}"><div class="name">Doctor</div><div class="value {worst}">{len(alarms)}</div>'
-            f'<div class="more" title="{told}">{told}</div></a>'
-        )
-        middle = "".join(
-            f'<div class="tile"><div class="name">{name}</div><div class="value">{value}</div><div class="more">{more}</div></div>'
-            for name, value, more in tiles
-        )
-        return f'<div class="tiles">{first}{middle}{last}</div>'
+        return tiles_html(tiles)
 
     def _tools(self) -> None:
         with ui.element("div").classes("row"):
@@ -136,35 +133,30 @@ class RunPage:
                 '<span class="alarm">alarm</span>, <span class="warning">warning</span>, dotted: checkpoint</span>'
             )
 
-    def _chart(self, title: str, why: str, options: Callable[[], Options], now: Callable[[], str]) -> None:
+    def _chart(self, title: str, why: str, draw: Drawing, now: Now) -> None:
         with ui.element("div").classes("card chart-card"):
             with ui.element("div").classes("title"):
                 ui.label(title)
                 help_mark(why)
-                shown = ui.label(now()).classes("now")
-            plot = Plot(options(), run_link(self.viewer, self.run, "step") + "?step=", "run")
-        self.plots.append((plot, options, shown, now))
+                shown = ui.label(now(self.run)).classes("now")
+            options = draw(self.run, self.smoothing, marks_of(self.run))
+            plot = Plot(options, run_link(self.viewer, self.run, "step") + "?step=", "run")
+        self.plots.append((plot, draw, shown, now))
 
     def _further(self) -> None:
         section("Any other metric")
         with ui.element("div").classes("card").style("padding: 12px 14px"):
             box = ui.element("div").classes("charts")
             picked = ui.select(self.run.names, multiple=True, with_input=True, label="Choose metrics to plot")
-            picked.props("dense outlined options-dense use-chips").classes("search").style("min-width: 420px; max-width: 100%")
+            picked.props("dense outlined options-dense use-chips").classes("search").style("min-width: 420px")
             shown: set[str] = set()
 
             def add(event: events.ValueChangeEventArguments) -> None:
                 for name in [name for name in event.value if name not in shown]:
                     shown.add(name)
                     with box:
-                        self._chart(
-                            name,
-                            "As it stands in metrics.jsonl.",
-                            lambda name=name: line_chart(
-                                [Line(name, self.run.series(name), PALETTE[0])], self.smoothing, marks_of(self.run)
-                            ),
-                            lambda name=name: number(self.run.last(name)),
-                        )
+                        panel = Panel(name, "As it stands in metrics.jsonl.", one(name, name))
+                        self._chart(panel.title, panel.why, panel.options, panel.now)
 
             picked.on_value_change(add)
 
@@ -194,9 +186,10 @@ class RunPage:
             self._draw()
 
     def _draw(self) -> None:
-        for plot, options, shown, now in self.plots:
-            plot.draw(options())
-            shown.set_text(now())
+        marks = marks_of(self.run)
+        for plot, draw, shown, now in self.plots:
+            plot.draw(draw(self.run, self.smoothing, marks))
+            shown.set_text(now(self.run))
 
 
 def _value(value: object) -> str:

@@ -11,7 +11,7 @@ from nicegui import events, ui
 from mint.dashboard.charts import Line, line_chart, sparkline
 from mint.dashboard.curves import joined
 from mint.dashboard.data import HOLDOUT, REWARD, Run
-from mint.dashboard.frame import empty, page, run_link
+from mint.dashboard.frame import empty, go, page, run_link
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, PALETTE, STATUS_WORDS, ago, duration, number
@@ -22,8 +22,8 @@ COMPARED = 6
 COMMON = ("reward", "held-out reward")
 CELLS = {
     "name": '<div class="name">{{ props.row.name }}</div><div class="sub">{{ props.row.sub }}</div>',
-    "status": '<span class="chip" :class="props.row.status" :title="props.row.status_words">{{ props.row.status }}</span>',
-    "progress": '<div style="width: 130px"><span>{{ props.row.steps }}</span><span class="faint"> {{ props.row.left }}</span>'
+    "status": '<span class="chip" :class="props.row.status" :title="props.row.words">{{ props.row.status }}</span>',
+    "progress": '<div style="width: 130px">{{ props.row.steps }}<span class="faint"> {{ props.row.left }}</span>'
     '<div class="bar"><div :style="{width: props.row.share + \'%\'}"></div></div></div>',
     "spark": '<span v-html="props.row.spark"></span>',
     "alarms": '<span v-if="props.row.alarms" class="chip alarm" :title="props.row.told">{{ props.row.alarms }}</span>'
@@ -40,10 +40,10 @@ def row(viewer: Viewer, run: Run) -> dict[str, Any]:
     sub = " · ".join(str(run.config[name]) for name in ("recipe_name", "model_name") if run.config.get(name))
     return {
         "name": run.name,
-        "link": run_link(viewer, run)[len(viewer.prefix) :],
+        "link": run_link(viewer, run),
         "sub": sub or "loop written by hand",
         "status": run.status,
-        "status_words": STATUS_WORDS[run.status],
+        "words": STATUS_WORDS[run.status],
         "steps": f"{done} / {total}" if total else str(done),
         "share": round(100 * min(done / total, 1)) if total else 0,
         "left": f"{duration(left)} left" if left is not None else "",
@@ -59,7 +59,7 @@ def row(viewer: Viewer, run: Run) -> dict[str, Any]:
     }
 
 
-COLUMNS = [
+COLUMNS: list[dict[str, Any]] = [
     {"name": "name", "label": "Run", "field": "name", "align": "left", "sortable": True},
     {"name": "status", "label": "Status", "field": "status", "align": "left", "sortable": True},
     {"name": "progress", "label": "Steps", "field": "share", "align": "left", "sortable": True},
@@ -90,7 +90,7 @@ class RunsPage:
                     f"Runs appear here as soon as they start. This page looks in {folder}"
                     + ("." if folder.is_dir() else ", which does not exist yet.")
                 ],
-                f"python recipes/math_rl.py log_path={folder}/first\nmint dashboard OTHER_FOLDER    # to look elsewhere",
+                f"python recipes/math_rl.py log_path={folder}/first\nmint dashboard FOLDER    # to look elsewhere",
             )
             ui.timer(REFRESH_SECONDS, self._appear)
             return
@@ -155,7 +155,7 @@ class RunsPage:
                 self.table.add_slot(f"body-cell-{name}", f'<q-td :props="props">{cell}</q-td>')
             self.table.selected = [line for line in rows if line["name"] in self.chosen]
             self.table.on_select(self._select)
-            self.table.on("rowClick", lambda event: ui.navigate.to(event.args[1]["link"]))
+            self.table.on("rowClick", lambda event: go(self.viewer, event.args[1]["link"]))
 
     def _select(self) -> None:
         self.chosen = [line["name"] for line in self.table.selected]

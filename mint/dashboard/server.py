@@ -1,8 +1,9 @@
-"""What a server holds and does: models, training clients, checkpoints, sessions, and its own figures where it gives them."""
+"""What a server holds and does: models, training clients, checkpoints, sessions."""
 
 from __future__ import annotations
 
 import asyncio
+import html
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from nicegui import ui
 
-from mint.dashboard.frame import empty, markup, page, section
+from mint.dashboard.frame import empty, markup, page, section, tiles_html
 from mint.dashboard.serving import ServerDown, Serving
 from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, ago, number, size
@@ -87,12 +88,7 @@ class ServerPage:
             ("Checkpoints", len(found.checkpoints), size(stored)),
             ("Sessions", len(found.sessions), "clients seen so far"),
         )
-        tiles = "".join(
-            f'<div class="tile"><div class="name">{name}</div><div class="value">{number(value)}</div>'
-            f'<div class="more">{more}</div></div>'
-            for name, value, more in figures
-        )
-        markup(f'<div class="tiles">{tiles}</div>').classes("card")
+        markup(tiles_html([(name, number(value), more) for name, value, more in figures])).classes("card")
         section("Models")
         _table(
             ["Model", "Longest text"],
@@ -146,5 +142,6 @@ def _table(heads: list[str], lines: list[list[str]], otherwise: str) -> None:
 @ui.page("/server")
 def server_page(request: Request) -> None:
     with page(request, "Server", "Server") as viewer:
-        markup(f'<div class="crumbs"><h1>Server</h1><span class="muted mono">{viewer.serving.address or ""}</span></div>')
+        address = html.escape(viewer.serving.address or "")
+        markup(f'<div class="crumbs"><h1>Server</h1><span class="muted mono">{address}</span></div>')
         ServerPage(viewer).build()

@@ -258,11 +258,11 @@ class Library:
         """The run of this name, which can only be one below the folder."""
         path = self._path_of(name)
         if not path.is_dir():
-            raise NotFound(f"there is no folder {name!r} in {self.folder}; look at the list of runs.")
+            raise NotFound(f"There is no folder {name!r} in the runs folder; look at the list of runs.")
         if not is_run(path):
             raise BadRequest(
-                f"{path} is not a run: it has neither config.json nor metrics.jsonl. Choose a folder that was the "
-                "log_path of a run."
+                f"The folder {name!r} is not a run: it has neither metrics.jsonl nor the config.json of a run. Choose "
+                "a folder that was the log_path of one."
             )
         run = self._run(name, path)
         run.refresh()
@@ -277,7 +277,7 @@ class Library:
             return self.folder
         path = (self.folder / name).resolve()
         if not path.is_relative_to(self.folder):
-            raise NotFound(f"{name!r} lies outside the runs folder {self.folder}; only runs below it are shown.")
+            raise NotFound(f"{name!r} lies outside the runs folder; only runs below it are shown.")
         return path
 
     def _run(self, name: str, path: Path) -> Run:

@@ -48,7 +48,7 @@ class DoctorPage:
         else:
             self._show([line for line in self.run.health if "kind" in line])
             self.note.set_text(
-                f"What the doctor said while the run went on. Examining all {size(self.bytes)} of rollouts takes longer."
+                f"What the doctor said while the run went on. Examining {size(self.bytes)} of rollouts takes longer."
             )
         ui.timer(REFRESH_SECONDS, self._refresh)
 

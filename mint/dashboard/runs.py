@@ -13,7 +13,7 @@ from mint.dashboard.curves import joined
 from mint.dashboard.data import HOLDOUT, REWARD, Run
 from mint.dashboard.frame import empty, go, page, run_link
 from mint.dashboard.plots import Plot
-from mint.dashboard.site import Viewer
+from mint.dashboard.site import HOUSE, Viewer
 from mint.dashboard.theme import NOTHING, PALETTE, STATUS_WORDS, ago, duration, number
 
 REFRESH_SECONDS = 1.0
@@ -83,20 +83,25 @@ class RunsPage:
 
     def build(self) -> None:
         if not self.runs:
-            folder = self.viewer.library.folder
-            empty(
-                "No runs yet",
-                [
-                    f"Runs appear here as soon as they start. This page looks in {folder}"
-                    + ("." if folder.is_dir() else ", which does not exist yet.")
-                ],
-                f"python recipes/math_rl.py log_path={folder}/first\nmint dashboard FOLDER    # to look elsewhere",
-            )
+            self._nothing()
             ui.timer(REFRESH_SECONDS, self._appear)
             return
         self._compare()
         self._table()
         ui.timer(REFRESH_SECONDS, self._refresh)
+
+    def _nothing(self) -> None:
+        folder = self.viewer.library.folder
+        if self.viewer.owner != HOUSE:
+            told = f"Runs appear here once they are in the folder {folder.name} of the server's runs folder."
+            empty("No runs yet", [told])
+            return
+        missing = "" if folder.is_dir() else ", which does not exist yet"
+        empty(
+            "No runs yet",
+            [f"Runs appear here as soon as they start. This page looks in {folder}{missing}."],
+            f"python recipes/math_rl.py log_path={folder}/first\nmint dashboard FOLDER    # to look elsewhere",
+        )
 
     def _appear(self) -> None:
         if self.viewer.library.names():

@@ -16,6 +16,7 @@ from mint.errors import MintError
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from mint.backend import Backend
 
@@ -36,9 +37,11 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
+    """Serve models over HTTP, and the dashboard under /dashboard. Keys come from MINT_API_KEY (several: separated by
+    commas)."""
     config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
     if config.host not in LOOPBACK and not config.api_keys:
         typer.echo(
@@ -48,11 +51,12 @@ def serve(
         )
         raise typer.Exit(2)
     _check_port(config)
-    run(config, child=local)
+    run(config, None if local else runs)
 
 
-def run(config: ServerConfig, child: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM; as a child, until its parent, however it ends, lets go of our standard input."""
+def run(config: ServerConfig, runs: Path | None) -> None:
+    """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
+    ends when its parent, however that ends, lets go of our standard input."""
     import signal
     import socket
 
@@ -77,15 +81,20 @@ def run(config: ServerConfig, child: bool = False) -> None:
             if self.started:
                 address = self.servers[0].sockets[0].getsockname()
                 url = f"http://{config.host}:{address[1]}"
-                typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
+                ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
+                typer.echo(f"MINT_READY {url}" if child else ready)
 
     def end(code: int) -> None:
         typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
+    child = runs is None
     engine = SupervisedEngine(config.models or None, on_failure=end)
+    app = create_app(config, engine)
+    if runs is not None:
+        _show(app, config, runs)
     settings = uvicorn.Config(
-        create_app(config, engine),
+        app,
         config.host,
         config.port,
         access_log=False,
@@ -105,6 +114,16 @@ def run(config: ServerConfig, child: bool = False) -> None:
         engine.close()
     if not healthy:
         raise typer.Exit(1)
+
+
+def _show(app: FastAPI, config: ServerConfig, runs: Path) -> None:
+    """The dashboard, for whoever has a key of the server, where it has keys."""
+    from mint.dashboard import mount
+
+    def owner_of(key: str) -> str:
+        return str(app.state.server.keys.user(key).name)
+
+    mount(app, runs, server=None, owner_of=owner_of if config.api_keys else None, prefix="/dashboard")
 
 
 def _load(engine: Backend, models: Sequence[str]) -> None:

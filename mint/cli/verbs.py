@@ -26,6 +26,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb("train:train", TRAIN, "Train by a recipe, a TOML file or a Python file.", takes_fields=True),
     "eval": Verb("evaluate:evaluate", TRAIN, "Measure a run's checkpoints on its holdout."),
     "bisect": Verb("bisect:bisect", TRAIN, "Find the first bad checkpoint of a run."),
+    "dashboard": Verb("dashboard:dashboard", LOOK, "Look at runs in a browser, live or finished, down to the token."),
     "runs": Verb("runs:runs", LOOK, "List the runs in a folder: state, progress, reward, alarms."),
     "show": Verb("show:show", LOOK, "One run: its last figures, settings and samples, down to the token."),
     "watch": Verb("watch:watch", LOOK, "Follow a run as it goes."),

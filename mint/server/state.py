@@ -32,7 +32,7 @@ class Server:
         self.limits = limits
         self.signer = Signer(config.data)
         self.keys = Keys(config.api_keys, self.signer)
-        self.store = Store(config.data / "mint.db")
+        self.store = Store(config.database_address)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
         self.home = Home(config.data / "journal", config.port)

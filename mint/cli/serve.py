@@ -35,10 +35,28 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL to share between servers: postgresql://user@host/mint. A password belongs in "
+            "MINT_DATABASE_URL or ~/.pgpass, not on the command line.",
+            show_default="MINT_DATABASE_URL or a SQLite file in the data folder",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where checkpoints are kept: s3://bucket/prefix, gs://..., any fsspec URL; credentials come from the "
+            "environment.",
+            show_default="MINT_CHECKPOINTS_URL or a folder in the data folder",
+        ),
+    ] = None,
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
-    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
+    config = ServerConfig.resolve(
+        models=tuple(model or ()), host=host, port=port, data=data, database=database, checkpoints=checkpoints
+    )
     if config.host not in LOOPBACK and not config.api_keys:
         typer.echo(
             f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Integer, UniqueConstraint, func, inspect, select
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, UniqueConstraint, func, inspect, select
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
@@ -24,7 +24,7 @@ from mint.server.database import Database
 
 
 class Row(DeclarativeBase):
-    type_annotation_map = {dict[str, str]: JSON, list[str]: JSON}  # noqa: RUF012
+    type_annotation_map = {dict[str, str]: JSON, list[str]: JSON, float: Double}  # noqa: RUF012
 
 
 class SessionRow(Row):

@@ -59,7 +59,9 @@ def upgrade(engine: Engine) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver begins none for changes of the schema
             _upgrade(connection)
             if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
-                raise BadRequest(f"the database {engine.url.database} has a row in {broken[0]} without its {broken[2]}.")
+                raise BadRequest(
+                    f"the database {engine.url.database} has a row in {broken[0]} without its {broken[2]}."
+                )
         connection.exec_driver_sql("PRAGMA foreign_keys=ON")
 
 

@@ -68,7 +68,7 @@ class ServerConfig:
     database: str | None = None
     """URL of a PostgreSQL database; None: a SQLite file in the data folder."""
     checkpoints: str | None = None
-    """fsspec URL under which checkpoints are kept, for example s3://bucket/prefix; None: a folder in the data folder."""
+    """fsspec URL under which checkpoints are kept, such as s3://bucket/prefix; None: a folder in the data folder."""
     api_keys: tuple[str, ...] = ()
     """Keys that are let in; empty: everybody who reaches the port."""
 

@@ -99,6 +99,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
         typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
+    _check_places(config)
     engine = SupervisedEngine(config.models or None, on_failure=end)
     settings = uvicorn.Config(
         create_app(config, engine),
@@ -121,6 +122,19 @@ def run(config: ServerConfig, child: bool = False) -> None:
         engine.close()
     if not healthy:
         raise typer.Exit(1)
+
+
+def _check_places(config: ServerConfig) -> None:
+    """Before the engine starts, which takes a while."""
+    from mint.server.state import open_store
+
+    try:
+        store, storage = open_store(config)
+    except MintError as error:
+        typer.echo(f"mint serve: {error}", err=True)
+        raise typer.Exit(1) from error
+    storage.close()
+    store.close()
 
 
 def _load(engine: Backend, models: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +62,16 @@ class Database:
                     "are using it. End them, then start this one again."
                 )
             time.sleep(random.uniform(0.02, 0.1))  # of two that start at once, one must come first
+
+    def alone(self, work: Callable[[], None]) -> bool:
+        """Does the work if no other server has the database open; False if one has."""
+        try:
+            if not self._lock.try_exclusive():
+                return False
+            work()
+            return True
+        finally:
+            self._lock.share()
 
     def close(self) -> None:
         self._lock.close()
@@ -117,7 +128,7 @@ class _Lock(Protocol):
     def try_exclusive(self) -> bool: ...
 
     def share(self) -> None:
-        """Makes an exclusive lock a shared one."""
+        """Makes whatever is held a shared lock."""
         ...
 
     def release(self) -> None: ...

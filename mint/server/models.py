@@ -128,13 +128,14 @@ class Models:
         journal = Journal(self._journals / quote(model_id, safe=""))
         try:
             if source is not None:
-                pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
+                files = await asyncio.to_thread(self._checkpoints.fetch, source[0])
+                pin = await asyncio.to_thread(journal.pin, promise.request_id, files)
                 created["source"] = {"pin": pin.name, "optimizer": source[1], "path": source[0].path}
             await _begin(journal, {"kind": "segment", "created": created, "next": 1, "handled": []})
-        except (Busy, OSError) as error:
+        except (MintError, OSError) as error:
             self._futures.drop(promise)
             journal.delete()
-            refusal = error if isinstance(error, Busy) else Busy(f"the model could not be recorded: {error}.")
+            refusal = error if isinstance(error, MintError) else Busy(f"the model could not be recorded: {error}.")
             promise.accepted.set_exception(refusal)
             promise.accepted.exception()
             raise refusal from error

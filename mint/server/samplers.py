@@ -42,6 +42,8 @@ class Policy:
     name: str
     base_model: str
     folder: str | None = None
+    """Of a snapshot; a checkpoint's files are fetched when they are needed."""
+    checkpoint: CheckpointRow | None = None
     ephemeral: bool = False
     facts: ModelFacts | None = None
     """Set once it can be sampled, in the engine of this `generation`."""
@@ -179,7 +181,7 @@ class Samplers:
     def _saved(self, row: CheckpointRow) -> Policy:
         base_model = self._checkpoints.run_of(row).base_model
         # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, str(self._checkpoints.folder(row)))
+        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row)
 
     def _shared(self, policy: Policy) -> Policy:
         return self._policies.setdefault(policy.name, policy)
@@ -192,8 +194,11 @@ class Samplers:
 
     async def _load(self, policy: Policy) -> None:
         facts = await self._catalogue.load(policy.base_model)
+        folder = policy.folder
+        if policy.checkpoint is not None:
+            folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
+        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:

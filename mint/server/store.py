@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,6 +119,10 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+    def alone(self, work: Callable[[], None]) -> bool:
+        """Does the work if no other server has the database open; False if one has."""
+        return self._database.alone(work)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:

@@ -66,7 +66,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def write_revision(engine: Engine, message: str) -> Path:
-    """The next revision's file, from what the tables have and the database, which is at the newest revision, has not."""
+    """The next revision's file: what the tables have and the database, which is at the newest revision, has not."""
     all_tables()
     number = f"{len(known_revisions()) + 1:04d}"
     with engine.connect() as connection:

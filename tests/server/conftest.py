@@ -20,7 +20,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{tmp_path / 'data' / 'mint.db'}"
-    return request.getfixturevalue("postgres").new_database()
+    return request.getfixturevalue("postgres").empty_database()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import pwd
 import shutil
@@ -41,17 +40,20 @@ class Postgres:
             preexec_fn=_end_with_parent,
             **user,
         )
-        self._numbers = itertools.count(1)
         deadline = time.monotonic() + 60
         while not (self.folder / ".s.PGSQL.5432").exists() or not self._answers():
             assert self._process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.02)
 
-    def new_database(self) -> str:
-        """The URL of an empty one."""
-        name = f"mint{next(self._numbers)}"
-        self.run(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
-        return f"postgresql://mint@/{name}?host={self.folder}"
+    def empty_database(self) -> str:
+        """The URL of the one there is: a new one takes a thousand files, for each test too many."""
+        self.end_connections()
+        self.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        return f"postgresql://mint@/postgres?host={self.folder}"
+
+    def end_connections(self) -> None:
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        self.run(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}")
 
     def run(self, statement: str) -> None:
         import psycopg

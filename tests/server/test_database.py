@@ -51,16 +51,15 @@ def test_a_postgres_that_cannot_be_reached_is_named_without_its_password() -> No
 
 
 def test_a_store_outlives_the_end_of_its_connections(postgres: Postgres) -> None:
-    store = Store(postgres.new_database())
+    store = Store(postgres.empty_database())
     store.add(SessionRow(id="s", owner="me", tags=[], user_metadata={}))
-    ours = "pid <> pg_backend_pid() AND datname LIKE 'mint%'"
-    postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
+    postgres.end_connections()
     assert store.get(SessionRow, "s") is not None
     store.close()
 
 
 def test_two_servers_share_runs_and_checkpoints(postgres: Postgres, tmp_path: Path) -> None:
-    database = postgres.new_database()
+    database = postgres.empty_database()
     one, two = (Live(tmp_path / "data", database=database, port=port) for port in (1, 2))
     try:
         path = one.save(one.model(), 1)

@@ -43,7 +43,11 @@ def trained(folder: Path) -> Adapter:
     adapter = model.new_adapter(LoraConfig(rank=16, seed=1))
     optimizer, trainer, draw = AdamW(adapter), Trainer(model), random.Random(1)
     for _ in range(STEPS):
-        list(trainer.forward_backward(adapter, [addition(model, draw) for _ in range(BATCH)], "cross_entropy", None, True))
+        list(
+            trainer.forward_backward(
+                adapter, [addition(model, draw) for _ in range(BATCH)], "cross_entropy", None, True
+            )
+        )
         optimizer.step(AdamParams(learning_rate=1e-3))
     return adapter
 
@@ -66,7 +70,7 @@ def main() -> None:
             base = cast(find_folder("mint/tiny"), dtype, work / "base")
             checkpoint.save(work / "checkpoint", trained(base))
             for form in FORMATS[:2]:  # the third has the weights of the second
-                told = asdict(export(work / "checkpoint", form, work / form, limit=float("inf")))
+                told = asdict(export(work / "checkpoint", form, work / form, limit=10.0))
                 found.append({"base": str(dtype).removeprefix("torch."), "format": form} | told)
                 print("{base:>10} {format:>8}  largest {largest:.2e}  mean {mean:.2e}".format(**found[-1]))
     line = json.dumps({"steps": STEPS, "differences": found})

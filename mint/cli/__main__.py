@@ -10,6 +10,7 @@ from mint.cli.advise import advise
 from mint.cli.bisect import bisect
 from mint.cli.doctor import doctor
 from mint.cli.evaluate import evaluate
+from mint.cli.export import export
 from mint.cli.plot import plot
 from mint.cli.serve import serve
 from mint.version import __version__
@@ -26,6 +27,7 @@ app.command()(advise)
 app.command("eval")(evaluate)
 app.command()(bisect)
 app.command()(plot)
+app.command()(export)
 
 
 def _show_version(asked: bool) -> None:

@@ -82,7 +82,10 @@ def pairs(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Pair]:
     for name, tensor in tensors.items():
         path, _, half = name.removeprefix(PEFT_PREFIX).removesuffix(".weight").rpartition(".")
         if half not in ("lora_A", "lora_B"):
-            raise BadRequest(f"{file} holds {name}, which is not a LoRA matrix (lora_A or lora_B).")
+            raise BadRequest(
+                f"{file} holds {name}, which is not a LoRA matrix (lora_A or lora_B). PEFT adds a copy of an embedding "
+                "that it adapts, unless told save_pretrained(..., save_embedding_layers=False)."
+            )
         halves.setdefault(path, {})[half] = tensor.float()
     single = [path for path, pair in halves.items() if len(pair) != 2]
     if single or not halves:

@@ -23,21 +23,15 @@ def checkpoint(service: mint.ServiceClient) -> str:
     return trainer.save_weights_for_sampler("final").result().path
 
 
-def address(service: mint.ServiceClient) -> str:
-    return service._connection.base_url
-
-
 def run(*words: str) -> str:
     told = CliRunner().invoke(app, ["export", *words])
     assert told.exit_code == 0, told.output
     return told.output
 
 
-def test_a_runs_latest_checkpoint_comes_from_its_server_and_is_proved(
-    service: mint.ServiceClient, checkpoint: str, tmp_path: Path
-) -> None:
+def test_a_runs_latest_checkpoint_comes_from_its_server_and_is_proved(checkpoint: str, tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "run")
-    rundir.write_config({"base_url": address(service)})
+    rundir.write_config({"base_url": None})
     for n, name in enumerate(("000001", "final")):
         rundir.append_checkpoint(
             CheckpointRecord(name, n, state_path="tinker://gone/weights/x", sampler_path=checkpoint)
@@ -50,11 +44,9 @@ def test_a_runs_latest_checkpoint_comes_from_its_server_and_is_proved(
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-def test_a_difference_above_the_limit_is_an_exit_code_and_no_folder(
-    service: mint.ServiceClient, checkpoint: str, tmp_path: Path
-) -> None:
+def test_a_difference_above_the_limit_is_an_exit_code_and_no_folder(checkpoint: str, tmp_path: Path) -> None:
     words = [checkpoint, "--to", "merged", "--out", str(tmp_path / "out"), "--limit", "0"]
-    told = CliRunner().invoke(app, ["export", *words, "--base-url", address(service)])
+    told = CliRunner().invoke(app, ["export", *words])
     assert told.exit_code == 1
     assert "largest difference is" in told.output
     assert not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ is lost, each policy comes back on its next use, and the samples that were under
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
@@ -27,9 +29,11 @@ from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.server.store import CheckpointRow, SamplerRow, Store, is_full
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
+
+log = logging.getLogger("mint.server")
 
 CLONE_BLOCK = 10**9
 """Clones of a sampling client number their requests from here, block by block."""
@@ -131,7 +135,12 @@ class Samplers:
             model_path=path,
             ephemeral=policy.ephemeral,
         )
-        self._store.add(row)
+        try:
+            self._store.add(row)
+        except OperationalError as error:
+            if not (policy.ephemeral and is_full(error)):
+                raise
+            log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 

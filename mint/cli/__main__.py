@@ -10,8 +10,10 @@ from mint.cli.advise import advise
 from mint.cli.bisect import bisect
 from mint.cli.doctor import doctor
 from mint.cli.evaluate import evaluate
+from mint.cli.keys import keys
 from mint.cli.plot import plot
 from mint.cli.serve import serve
+from mint.cli.usage import usage
 from mint.version import __version__
 
 app = typer.Typer(
@@ -26,6 +28,8 @@ app.command()(advise)
 app.command("eval")(evaluate)
 app.command()(bisect)
 app.command()(plot)
+app.add_typer(keys, name="keys")
+app.command()(usage)
 
 
 def _show_version(asked: bool) -> None:

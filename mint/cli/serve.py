@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -35,18 +35,54 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
-    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
-    if config.host not in LOOPBACK and not config.api_keys:
-        typer.echo(
-            f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
-            "machine. Set MINT_API_KEY to a secret of your choice, or leave --host at 127.0.0.1.",
-            err=True,
+    """Serve models over HTTP. Keys come from `mint keys` and MINT_API_KEY (several: separated by commas)."""
+    config = ServerConfig.resolve(
+        models=tuple(model or ()), host=host, port=port, data=data, tls_cert=tls_cert, tls_key=tls_key
+    )
+    if config.host not in LOOPBACK and not config.api_keys and not _has_keys(config.data):
+        _refuse(
+            f"refusing to listen on {config.host} without keys: everybody on the network could use this machine. Make "
+            "one with mint keys create NAME, or set MINT_API_KEY to a secret of your choice, or leave --host at "
+            "127.0.0.1."
         )
-        raise typer.Exit(2)
+    _check_tls(config)
     run(config, child=local)
+
+
+def _refuse(words: str) -> NoReturn:
+    typer.echo(f"mint serve: {words}", err=True)
+    raise typer.Exit(2)
+
+
+def _has_keys(data: Path) -> bool:
+    if not (data / "mint.db").exists():
+        return False
+    from mint.server.keyring import Keyring
+    from mint.server.store import Store
+
+    store = Store(data / "mint.db")
+    try:
+        return bool(Keyring(store).all())
+    finally:
+        store.close()
+
+
+def _check_tls(config: ServerConfig) -> None:
+    """Here, where what is wrong can be told in a sentence."""
+    import ssl
+
+    if (config.tls_cert is None) != (config.tls_key is None):
+        _refuse("--tls-cert and --tls-key belong together; give both or neither.")
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        _refuse(f"{config.tls_cert} and {config.tls_key} cannot be used as certificate and key (PEM): {error}.")
 
 
 def run(config: ServerConfig, child: bool = False) -> None:
@@ -74,7 +110,7 @@ def run(config: ServerConfig, child: bool = False) -> None:
             await super().startup(sockets)
             if self.started:
                 address = self.servers[0].sockets[0].getsockname()
-                url = f"http://{config.host}:{address[1]}"
+                url = f"{'http' if config.tls_cert is None else 'https'}://{config.host}:{address[1]}"
                 typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
 
     def end(code: int) -> None:
@@ -86,6 +122,8 @@ def run(config: ServerConfig, child: bool = False) -> None:
         create_app(config, engine),
         config.host,
         config.port,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         access_log=False,
         log_level="warning",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

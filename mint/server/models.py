@@ -22,12 +22,15 @@ from sqlalchemy import or_, select, true
 
 from mint.backend import Backend, ModelFacts
 from mint.errors import BadRequest, Busy, MintError, NotFound
+from mint.server.audit import Audit
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
 from mint.server.journal import Head, Journal, Place
 from mint.server.limits import Limits
+from mint.server.meter import Meter
+from mint.server.quotas import Line
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
@@ -48,6 +51,7 @@ class Model:
     runner: Runner
     sequencer: Sequencer
     facts: ModelFacts | None = None
+    line: Line = field(default_factory=Line)
     last_request: float = field(default_factory=time.time)
     state_due: float | None = None
     """When its state should next be written; None while nothing has happened since the last one."""
@@ -73,6 +77,8 @@ class Models:
         limits: Limits,
         journals: Path,
         trial: Trial,
+        meter: Meter,
+        audit: Audit,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -83,6 +89,9 @@ class Models:
         self._limits = limits
         self._journals = journals
         self._trial = trial
+        self._meter = meter
+        self._audit = audit
+        self._making: dict[str, str] = {}  # ids of models whose journal is being begun, and their owners
         self._live: dict[str, Model] = {}
         self.corrupted: dict[str, str] = {}
         """Runs whose journal or state is damaged, and what is wrong."""
@@ -105,8 +114,12 @@ class Models:
             await asyncio.shield(known.accepted)
             return known
         self._catalogue.check(base_model)
-        promise = self._futures.open(session.row.owner, key, fingerprint)
-        model_id = promise.envelope["model_id"] = run_id(session.id, number)
+        owner, model_id = session.row.owner, run_id(session.id, number)
+        if model_id not in self._live:
+            await self._meter.admit_model(owner, self._count(owner), user_metadata)
+        promise = self._futures.open(owner, key, fingerprint)
+        self._meter.quotas.hold(owner, promise.settled)
+        promise.envelope["model_id"] = model_id
         if model_id in self._live:
             promise.settle(_created(self._live[model_id]))
             promise.accepted.set_result(None)
@@ -116,7 +129,7 @@ class Models:
         created = {
             "model": model_id,
             "session": session.id,
-            "owner": session.row.owner,
+            "owner": owner,
             "base_model": base_model,
             "lora": asdict(lora),
             "user_metadata": user_metadata,
@@ -126,6 +139,7 @@ class Models:
             "source": None,
         }
         journal = Journal(self._journals / quote(model_id, safe=""))
+        self._making[model_id] = owner
         try:
             if source is not None:
                 pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
@@ -137,11 +151,28 @@ class Models:
             refusal = error if isinstance(error, Busy) else Busy(f"the model could not be recorded: {error}.")
             promise.accepted.set_exception(refusal)
             promise.accepted.exception()
+            promise.fail(refusal)
             raise refusal from error
+        finally:
+            del self._making[model_id]
         promise.accepted.set_result(None)
+        self._audit.write("run_created", owner, model_id, base_model=base_model, rank=lora.rank)
         model = self.add(created, journal, Sequencer(self._limits.gap_seconds))
         promise.run(self.bring_up(model))
         return promise
+
+    def _count(self, owner: str) -> int:
+        """Models the owner has in memory, or is about to."""
+        live = sum(model.run.owner == owner for model in self._live.values())
+        return live + sum(making == owner for making in self._making.values())
+
+    def live(self, model_id: str) -> Model | None:
+        return self._live.get(model_id)
+
+    def known_run(self, model_id: str) -> RunRow | None:
+        """Whoever's it is: not for what a client is told."""
+        model = self._live.get(model_id)
+        return self._store.get(RunRow, model_id) if model is None else model.run
 
     def add(self, created: Head, journal: Journal, sequencer: Sequencer) -> Model:
         """A model that has a journal; `bring_up` makes it live in the backend."""
@@ -240,7 +271,7 @@ class Models:
 
     async def submit(self, model: Model, call: Call) -> Promise:
         """Checks one request, writes it to the journal and puts it in its place. Whoever is refused by the checks has
-        spent the number; whoever is refused because the disk is full has not."""
+        spent the number; whoever is refused for lack of room, or by a limit that time lifts, has not."""
         key = _key(model, call.seq_id)
         if known := self._futures.repeated(key, call.same):
             await asyncio.shield(known.accepted)
@@ -248,11 +279,15 @@ class Models:
         if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
         try:
+            await self._meter.admit_call(model, call)
             step = self.prepare(model, call)
+        except Busy:
+            raise
         except MintError:
             self._skip(model, call.seq_id)
             raise
         promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
+        self._meter.quotas.hold(model.run.owner, promise.settled)
         promise.envelope["model_id"] = model.id
 
         def written(outcome: Place | Busy) -> None:
@@ -260,6 +295,7 @@ class Models:
                 self._futures.drop(promise)
                 if step.settled is not None:
                     step.settled()
+                promise.fail(outcome)
                 promise.accepted.set_exception(outcome)
             else:
                 promise.accepted.set_result(None)

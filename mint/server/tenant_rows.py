@@ -1,4 +1,4 @@
-"""Rows about tenants: their keys, what they used, and which run a snapshot was taken of. Times are seconds since 1970."""
+"""Rows about tenants: their keys, what they used, which run a snapshot was taken of. Times: seconds since 1970."""
 
 from __future__ import annotations
 

@@ -9,9 +9,38 @@ from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 
 from mint import wire
+from mint.errors import Forbidden, Unauthorized
+from mint.server.audit import ADDRESS
 from mint.server.auth import User
 from mint.server.futures import Promise
 from mint.server.state import Server
+
+FREE = {
+    "/client/config",
+    "/client/dynamic_config",
+    "/auth/token",
+    "/session_heartbeat",
+    "/sessions/{session_id}/finish",
+    "/telemetry",
+    "/retrieve_future",
+    "/retrieve_futures",
+    "/cancel_future",
+}
+"""What clients send by themselves, as often as they have to: no limit on requests counts it."""
+COUNTED_BY_ROOM = {
+    "/create_model",
+    "/forward",
+    "/forward_backward",
+    "/optim_step",
+    "/save_weights",
+    "/save_weights_for_sampler",
+    "/save_weights_external",
+    "/load_weights",
+    "/asample",
+    "/v1/completions",
+    "/v1/chat/completions",
+}
+"""Requests that are let in and counted where it is known what they ask for, and whether they were sent before."""
 
 
 def key_of(request: Request) -> str | None:
@@ -20,13 +49,38 @@ def key_of(request: Request) -> str | None:
     return request.headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else None)
 
 
+def note_address(request: Request) -> None:
+    """For the audit log."""
+    ADDRESS.set(request.client.host if request.client else None)
+
+
 async def _server(request: Request) -> Server:
     return request.app.state.server
 
 
+State = Annotated[Server, Depends(_server)]
+
+
 async def _caller(request: Request) -> User:
-    request.state.user = request.app.state.server.keys.user(key_of(request))
-    return request.state.user
+    server: Server = request.app.state.server
+    note_address(request)
+    try:
+        user = request.state.user = server.keys.user(key_of(request))
+    except Unauthorized:
+        server.audit.write_some("sign_in_failed", None, result="401")
+        raise
+    if request.scope["route"].path.removeprefix("/api/v1") not in FREE | COUNTED_BY_ROOM:
+        server.meter.admit(user.name)
+    return user
+
+
+Caller = Annotated[User, Depends(_caller)]
+
+
+async def _administrator(user: Caller) -> User:
+    if not user.admin:
+        raise Forbidden("this is for administrators: the server's first key, or one made by mint keys create --admin.")
+    return user
 
 
 def sdk_release(version: str) -> float:
@@ -36,8 +90,7 @@ def sdk_release(version: str) -> float:
     return int(minor) if major == "0" and minor.isdigit() else math.inf
 
 
-State = Annotated[Server, Depends(_server)]
-Caller = Annotated[User, Depends(_caller)]
+Administrator = Annotated[User, Depends(_administrator)]
 
 
 def envelope(promise: Promise) -> JSONResponse:

@@ -57,7 +57,7 @@ async def chat_completions(body: ChatBody, request: Request, server: State, user
     ask = SampleRequest(ModelInput.from_ints(prompt), params, body.n, topk_sample_logprobs=topk)
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     answers = ChatAnswers(tokenizer, request_id, body.stop_strings, bool(tools), bool(body.logprobs), topk)
-    run = Run(server.samplers, policy, [ask])
+    run = Run(server.samplers, policy, [ask], user.name)
     return await _respond(request, body, run, answers, tokenizer, request_id, len(prompt))
 
 
@@ -84,7 +84,7 @@ async def completions(body: CompletionBody, request: Request, server: State, use
     answers = TextAnswers(
         tokenizer, prompts, body.n, body.stop_strings, body.logprobs is not None, body.echo, silent=wanted == 0
     )
-    run = Run(server.samplers, policy, asks)
+    run = Run(server.samplers, policy, asks, user.name)
     prompt_tokens = sum(map(len, prompts))
     return await _respond(request, body, run, answers, tokenizer, f"cmpl-{uuid.uuid4().hex}", prompt_tokens)
 

@@ -63,10 +63,10 @@ async def asample(request: Request, server: State, user: Caller) -> Response:
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
-    return envelope(_sample(server, user, call, fingerprint(body)))
+    return envelope(await _sample(server, user, call, fingerprint(body)))
 
 
-def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
+async def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
     """Starts the sample, unless it was asked for before under the same number."""
     key, group = None, None
     if call.sampling_session_id is None:
@@ -79,7 +79,9 @@ def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> P
     if known := server.futures.repeated(key, same):
         return known
     server.samplers.check(policy, call.request)
+    await server.meter.admit_sample(user.name, policy.run, policy.ephemeral)
     promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}")
+    server.meter.quotas.hold(user.name, promise.settled)
     promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
     server.samplers.sample(policy, call.request, promise)
     return promise

@@ -57,7 +57,8 @@ _BY_STATUS: dict[int, type[MintError]] = {
     429: Busy,
 }
 _HOW_TO_TRUST = (
-    " The server's certificate is not trusted here: set SSL_CERT_FILE to the file (PEM) of the authority that signed it."
+    " The server's certificate is not trusted here: set SSL_CERT_FILE to the certificate (PEM) of the authority that "
+    "signed it."
 )
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -15,33 +15,6 @@ from mint.server.auth import User
 from mint.server.futures import Promise
 from mint.server.state import Server
 
-FREE = {
-    "/client/config",
-    "/client/dynamic_config",
-    "/auth/token",
-    "/session_heartbeat",
-    "/sessions/{session_id}/finish",
-    "/telemetry",
-    "/retrieve_future",
-    "/retrieve_futures",
-    "/cancel_future",
-}
-"""What clients send by themselves, as often as they have to: no limit on requests counts it."""
-COUNTED_BY_ROOM = {
-    "/create_model",
-    "/forward",
-    "/forward_backward",
-    "/optim_step",
-    "/save_weights",
-    "/save_weights_for_sampler",
-    "/save_weights_external",
-    "/load_weights",
-    "/asample",
-    "/v1/completions",
-    "/v1/chat/completions",
-}
-"""Requests that are let in and counted where it is known what they ask for, and whether they were sent before."""
-
 
 def key_of(request: Request) -> str | None:
     """Tinker clients send X-API-Key, OpenAI clients a bearer token."""
@@ -61,7 +34,7 @@ async def _server(request: Request) -> Server:
 State = Annotated[Server, Depends(_server)]
 
 
-async def _caller(request: Request) -> User:
+async def _known(request: Request) -> User:
     server: Server = request.app.state.server
     note_address(request)
     try:
@@ -69,12 +42,21 @@ async def _caller(request: Request) -> User:
     except Unauthorized:
         server.audit.write_some("sign_in_failed", None, result="401")
         raise
-    if request.scope["route"].path.removeprefix("/api/v1") not in FREE | COUNTED_BY_ROOM:
-        server.meter.admit(user.name)
+    return user
+
+
+Uncounted = Annotated[User, Depends(_known)]
+"""Who asks for what no limit on requests counts, since clients send it by themselves as often as they have to; or for
+what is let in and counted further inside, where it is known whether it was sent before."""
+
+
+async def _caller(request: Request, user: Uncounted) -> User:
+    request.app.state.server.meter.admit(user.name)
     return user
 
 
 Caller = Annotated[User, Depends(_caller)]
+"""Who asks for anything else."""
 
 
 async def _administrator(user: Caller) -> User:

@@ -14,7 +14,7 @@ from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
 from mint.server.futures import SAMPLE, Promise
-from mint.server.routes import Caller, State, answer, envelope
+from mint.server.routes import Caller, State, Uncounted, answer, envelope
 from mint.server.samplers import CLONE_BLOCK
 from mint.server.state import Server
 from mint.types import GetSamplerResponse
@@ -57,7 +57,7 @@ async def join_sampling_session(body: requests.SamplingSessionBody, server: Stat
 
 
 @router.post("/asample")
-async def asample(request: Request, server: State, user: Caller) -> Response:
+async def asample(request: Request, server: State, user: Uncounted) -> Response:
     body = await read_body(request, server.limits)
     call = wire.sample_call_from_json(wire.read_json(body))
     named = call.base_model is not None or call.model_path is not None

@@ -180,6 +180,19 @@ def test_room_for_checkpoints_is_limited_until_some_are_deleted(live: Live) -> N
     assert alice.save(model, 3, "three"), "its number was not spent by the refusal"
 
 
+def test_requests_refused_in_the_middle_are_carried_out_in_their_turn(live: Live) -> None:
+    alice = Keychain(live).tenant("alice", concurrent=1)
+    model = alice.model()
+    live.backend.hold()
+    first = alice.step(model, 1)
+    assert alice.step(model, 2, ok=False).status_code == 429
+    live.backend.let_go()
+    alice.fetch(first)
+    assert alice.step(model, 3, ok=False).status_code == 429, "2 is on its way again"
+    assert alice.fetch(alice.step(model, 2))["metrics"] == {"step": 2.0}
+    assert alice.fetch(alice.step(model, 3))["metrics"] == {"step": 3.0}
+
+
 def test_our_client_waits_and_the_order_of_its_requests_is_kept(live: Live) -> None:
     """Steps sent in one go while only four requests may be under way: each is carried out once, in its turn."""
     _, key = Keychain(live).ring.create("alice", Quota(concurrent=4))

@@ -37,6 +37,12 @@ def data_home() -> Path:
     return Path(first_set("MINT_HOME") or Path.home() / ".mint")
 
 
+def hub_cache() -> Path:
+    """Where the Hugging Face Hub keeps what it has downloaded."""
+    home = first_set("HF_HOME")
+    return Path(first_set("HF_HUB_CACHE") or (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub")
+
+
 @dataclass(frozen=True)
 class ClientConfig:
     """Where the server is and who asks."""

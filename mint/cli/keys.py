@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mint.cli.moments import moment
+from mint.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
     from mint.server.audit import Audit
     from mint.server.keyring import Keyring
     from mint.server.tenant_rows import KeyRow
 
-keys = typer.Typer(help="Make, list, change and revoke API keys.", no_args_is_help=True)
+keys = typer.Typer(help="Make, list, change and revoke API keys.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(help="Name of the key, or its id.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder of the server.", show_default="MINT_HOME or ~/.mint")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Requests = Annotated[str | None, typer.Option("--requests-per-minute", metavar="N", help="Requests a minute.")]
 Tokens = Annotated[
     str | None, typer.Option("--tokens-per-minute", metavar="N", help="Tokens read, sampled and trained a minute.")
@@ -63,7 +62,7 @@ def create(
     budget_tokens: BudgetTokens = None,
     budget_seconds: BudgetSeconds = None,
     data: Data = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it: it is stored hashed, so this is the only time it can be seen."""
     given = (requests, tokens, concurrent, adapters, disk, budget_tokens, budget_seconds)
@@ -78,22 +77,22 @@ def create(
 @keys.command("list")
 def list_keys(
     data: Data = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     everything: Annotated[bool, typer.Option("--all", help="Revoked and expired ones too.")] = False,
 ) -> None:
     """List the keys and what they may use."""
     with _keyring(data) as (ring, _):
         rows = [row for row in ring.all() if everything or _state(row) == "active"]
     if as_json:
-        typer.echo(json.dumps([_describe(row) for row in rows], indent=2))
+        print_json([_describe(row) for row in rows])
         return
     if not rows:
         typer.echo("There are no keys; `mint keys create NAME` makes one.")
-    width = max((len(row.name) for row in rows), default=0)
-    for row in rows:
-        state = _state(row) + (", administrator" if row.admin else "")
-        made = f"made {_day(row.created)}"
-        typer.echo(f"{row.name:<{width}}  {row.id}  {row.hint}…  {made}  {state}; {_limits_in_words(row)}")
+        return
+    print_table(
+        ("name", "id", "begins", "made", "state", "limits"),
+        [(row.name, row.id, row.hint, _day(row.created), _role(row), _limits_in_words(row)) for row in rows],
+    )
 
 
 @keys.command()
@@ -106,7 +105,7 @@ def revoke(name: Name, data: Data = None) -> None:
 
 
 @keys.command()
-def rotate(name: Name, data: Data = None, as_json: Json = False) -> None:
+def rotate(name: Name, data: Data = None, as_json: AsJson = False) -> None:
     """Replace the secret of a key; its runs, limits and usage stay. The old one is let in no more."""
     with _keyring(data) as (ring, audit):
         row, key = ring.rotate(name)
@@ -151,7 +150,6 @@ def set_limits(
 @contextlib.contextmanager
 def _keyring(data: Path | None) -> Iterator[tuple[Keyring, Audit]]:
     from mint.config import data_home
-    from mint.errors import MintError
     from mint.server.audit import Audit
     from mint.server.keyring import Keyring
     from mint.server.store import Store
@@ -160,16 +158,13 @@ def _keyring(data: Path | None) -> Iterator[tuple[Keyring, Audit]]:
     store = Store(folder / "mint.db")
     try:
         yield Keyring(store), Audit(folder, origin="mint keys")
-    except MintError as error:
-        typer.echo(f"mint keys: {error}", err=True)
-        raise typer.Exit(2) from error
     finally:
         store.close()
 
 
 def _show_key(row: KeyRow, key: str, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_describe(row) | {"key": key}, indent=2))
+        print_json(_describe(row) | {"key": key})
         return
     typer.echo(key)
     typer.echo(
@@ -188,6 +183,10 @@ def _state(row: KeyRow) -> str:
     if row.revoked is not None:
         return "revoked"
     return "expired" if row.expires is not None and row.expires <= time.time() else "active"
+
+
+def _role(row: KeyRow) -> str:
+    return _state(row) + (", administrator" if row.admin else "")
 
 
 def _limits_in_words(row: KeyRow) -> str:

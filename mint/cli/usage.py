@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mint.cli.moments import moment
+from mint.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
     from mint.types import Usage
@@ -27,26 +27,27 @@ def usage(
         Path | None,
         typer.Option(help="Data folder of the server.", show_default="that of MINT_BASE_URL, else MINT_HOME, ~/.mint"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show tokens, requests, engine time and disk by key and run.
 
     With --data, or where no MINT_BASE_URL is set, of all keys of a data folder; else of your own key on that server
     (an administrator's may ask for others')."""
     from mint.config import ClientConfig
-    from mint.errors import MintError
 
     start = None if since is None else moment("since", since, ago=True)
-    try:
-        if data is None and ClientConfig.resolve().base_url is not None:
-            lines = _from_server(key, run, start)
-        else:
-            lines = _from_folder(data, key, run, start)
-    except MintError as error:
-        typer.echo(f"mint usage: {error}", err=True)
-        raise typer.Exit(2) from error
+    if data is None and ClientConfig.resolve().base_url is not None:
+        lines = _from_server(key, run, start)
+    else:
+        lines = _from_folder(data, key, run, start)
     told = [asdict(line) for line in lines]
-    typer.echo(json.dumps(told, indent=2) if as_json else _table(told))
+    if as_json:
+        print_json(told)
+    elif told:
+        columns = ("key", "run", *(name.replace("_", " ") for name in COUNTS))
+        print_table(columns, _rows(told), numbers=columns[2:])
+    else:
+        typer.echo("Nothing was used.")
 
 
 def _from_server(key: str | None, run: str | None, since: float | None) -> list[Usage]:
@@ -72,24 +73,15 @@ def _from_folder(data: Path | None, key: str | None, run: str | None, since: flo
         store.close()
 
 
-def _table(lines: list[dict[str, Any]]) -> str:
-    """One line a run, and the sum of each key that has several."""
-    if not lines:
-        return "Nothing was used."
-    rows = [["key", "run", *(name.replace("_", " ") for name in COUNTS)]]
+def _rows(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """One a run, and the sum of each key that has several."""
+    rows = []
     for key in dict.fromkeys(line["key"] for line in lines):
         own = [line for line in lines if line["key"] == key]
         rows += [[key, line["run"] or "(none)", *(_number(line[name]) for name in COUNTS)] for line in own]
         if len(own) > 1:
             rows.append([key, "in all", *(_number(sum(line[name] for line in own)) for name in COUNTS)])
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return "\n".join(_aligned(row, widths) for row in rows)
-
-
-def _aligned(row: list[str], widths: list[int]) -> str:
-    """Names to the left, numbers to the right."""
-    cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-    return "  ".join(cells + [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)])
+    return rows
 
 
 def _number(value: float) -> str:

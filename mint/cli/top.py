@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mint.cli.failures import Code, Failure
 from mint.config import ClientConfig
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ def _look(client: httpx.Client, address: str) -> dict[str, Any]:
     try:
         answer = client.get("/api/v1/mint/status")
     except httpx.HTTPError as error:
-        typer.echo(f"mint top: no answer from {address} ({error}). --url or MINT_BASE_URL says where it is.", err=True)
-        raise typer.Exit(1) from error
+        told = f"no answer from {address} ({error})."
+        raise Failure(told, "--url or MINT_BASE_URL says where the server is.", Code.UNREACHABLE) from error
     if not answer.is_success:
-        typer.echo(f"mint top: {address} answered {answer.status_code}: {answer.text}", err=True)
-        raise typer.Exit(1)
+        told = f"{address} answered {answer.status_code}: {answer.text}"
+        raise Failure(told, "The figures need an administrator's key: --key or MINT_API_KEY.", Code.REFUSED)
     return answer.json()
 
 

@@ -20,6 +20,7 @@ from mint.errors import Busy, MintError
 from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
 from mint.server.metrics import Traffic
+from mint.server.quotas import Limited
 from mint.server.routes import futures, health, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
 from mint.server.store import is_full
@@ -62,9 +63,13 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     headers: dict[str, str] = {}
     body: dict[str, object] = {"detail": text, "request_id": request.state.request_id}
     if status == 429:
-        busy = error if isinstance(error, Busy) else Busy
+        busy = error if isinstance(error, Busy) else Busy()
         body |= {"queue_state": busy.queue_state, "queue_state_reason": text}
         headers["retry-after"] = f"{math.ceil(busy.retry_after)}"
+    if status == 503:
+        headers["retry-after"] = "1"
+    if isinstance(error, Limited):
+        headers["x-mint-limit"] = error.limit
     if request.url.path.startswith("/v1/"):
         body = openai.error_body(status, text)
     return JSONResponse(body, status, headers)
@@ -80,6 +85,9 @@ def _status_and_text(error: Exception) -> tuple[int, str]:
             return error.status_code, str(error.detail)
     if is_full(error):
         return 429, f"the server's disk is full ({error}); make room, then send the request again."
+    if isinstance(error, OperationalError):
+        log.error("the database failed: %s", error.orig)
+        return 503, f"the server's database cannot be used at present ({error.orig}); send the request again later."
     log.error("a request failed", exc_info=error)
     return 500, f"the server failed: {type(error).__name__}: {error}"
 

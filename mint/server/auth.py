@@ -1,4 +1,4 @@
-"""Who is asking: the keys a server was started with, those made by `mint keys`, and the tokens keys are exchanged for."""
+"""Who is asking: keys given at the start, keys made by `mint keys`, and the tokens keys are exchanged for."""
 
 from __future__ import annotations
 
@@ -92,6 +92,11 @@ class Keys:
     def quota(self, owner: str) -> Quota:
         known = self._by_owner.get(owner)
         return UNLIMITED if known is None else known.quota
+
+    def owner(self, name: str) -> str | None:
+        """The owner that goes by this name, or has this id."""
+        named = {known.label: known.user.name for known in reversed(self._keys)}
+        return named.get(name, name if name in self._by_owner or name == HOUSE else None)
 
     def label(self, owner: str) -> str:
         """The owner's name for people."""

@@ -112,7 +112,7 @@ def test_mint_top_shows_the_figures_once_and_as_json(live: Live) -> None:
 
 def test_mint_top_says_what_is_wrong(live: Live) -> None:
     told = CliRunner().invoke(app, ["top", "--url", "http://127.0.0.1:9", "--once"])
-    assert told.exit_code == 1 and "no answer from http://127.0.0.1:9" in told.output
+    assert told.exit_code == 4 and "no answer from http://127.0.0.1:9" in told.output
 
 
 def test_figures_are_one_page_however_many_ids_were_asked_for(live: Live) -> None:

@@ -16,7 +16,7 @@ from mint.server import requests
 from mint.server.archive import files_of, tar_gz
 from mint.server.checkpoints import cursor, expiry, moment
 from mint.server.models import run_id
-from mint.server.routes import Caller, State, answer, sdk_release
+from mint.server.routes import Caller, State, answer, note_address, sdk_release
 from mint.server.state import Server
 from mint.server.store import CheckpointRow, RunRow
 from mint.types import CHECKPOINT_KINDS, CheckpointsListResponse, TrainingRunsResponse, WeightsInfoResponse
@@ -96,19 +96,25 @@ def _kinds_known_to(request: Request) -> list[str]:
 
 @router.delete(CHECKPOINT)
 async def delete_checkpoint(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.checkpoints.delete(server.checkpoints.own(run, kind, name, user))
+    row = server.checkpoints.own(run, kind, name, user)
+    server.checkpoints.delete(row)
+    server.audit.write("checkpoint_deleted", user.name, row.path)
     return {}
 
 
 @router.post(CHECKPOINT + "/publish")
 async def publish(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.store.update(server.checkpoints.own(run, kind, name, user), public=True)
+    row = server.checkpoints.own(run, kind, name, user)
+    server.store.update(row, public=True)
+    server.audit.write("checkpoint_published", user.name, row.path)
     return {}
 
 
 @router.delete(CHECKPOINT + "/publish")
 async def unpublish(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.store.update(server.checkpoints.own(run, kind, name, user), public=False)
+    row = server.checkpoints.own(run, kind, name, user)
+    server.store.update(row, public=False)
+    server.audit.write("checkpoint_unpublished", user.name, row.path)
     return {}
 
 
@@ -131,6 +137,7 @@ async def copy_weights(body: requests.CopyWeights, server: State, user: Caller) 
     target = run_id(session.id, body.model_seq_id)
     if server.store.get(RunRow, target) is not None:  # asked for before
         return {"tinker_path": server.checkpoints.resolve(f"tinker://{target}/{source.kind}/{source.name}", user).path}
+    server.meter.room(user.name)
     old = server.checkpoints.run_of(source)
     run = RunRow(
         id=target,
@@ -145,6 +152,7 @@ async def copy_weights(body: requests.CopyWeights, server: State, user: Caller) 
     )
     server.store.add(run)
     copied = await asyncio.to_thread(server.checkpoints.copy, source, run, expiry(body.ttl_seconds))
+    server.audit.write("checkpoint_copied", user.name, copied.path, source=source.path)
     return {"tinker_path": copied.path}
 
 
@@ -161,9 +169,13 @@ async def archive(run: str, kind: str, name: str, request: Request, server: Stat
 
 
 @router.get("/downloads/{token}/checkpoint.tar.gz")
-async def download_archive(token: str, server: State) -> Response:
-    row = _linked(server, *server.signer.target(token))
-    return StreamingResponse(tar_gz(server.checkpoints.folder(row)), media_type="application/gzip")
+async def download_archive(token: str, request: Request, server: State) -> Response:
+    target, holder = server.signer.target(token)
+    row = _linked(server, target, holder)
+    note_address(request)
+    server.audit.write("checkpoint_downloaded", holder, row.path)
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
+    return StreamingResponse(tar_gz(folder), media_type="application/gzip")
 
 
 @router.get(CHECKPOINT + "/external_weights_urls")
@@ -172,20 +184,24 @@ async def external_weights_urls(
 ) -> Response:
     row = server.checkpoints.resolve(f"tinker://{run}/{kind}/{name}", user)
     seconds = server.limits.link_seconds
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
     urls = {
         file: str(request.url_for("download_file", token=server.signer.link(f"{row.id}/{file}", user.name, seconds)))
-        for file in files_of(server.checkpoints.folder(row))
+        for file in files_of(folder)
     }
     return answer({"urls": urls, "expires": moment(time.time() + seconds)})
 
 
 @router.get("/downloads/{token}/file")
-async def download_file(token: str, server: State) -> Response:
+async def download_file(token: str, request: Request, server: State) -> Response:
     target, holder = server.signer.target(token)
     checkpoint, _, file = target.partition("/")
-    path = server.checkpoints.folder(_linked(server, checkpoint, holder)) / file
+    row = _linked(server, checkpoint, holder)
+    path = (await asyncio.to_thread(server.checkpoints.fetch, row)) / file
     if not path.is_file():
         raise NotFound(f"{file} of this checkpoint is missing.")
+    note_address(request)
+    server.audit.write("checkpoint_downloaded", holder, row.path, file=file)
     return FileResponse(path, filename=quote(path.name))
 
 

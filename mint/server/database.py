@@ -37,7 +37,7 @@ class Database:
         """A URL, or the file of a SQLite database."""
         url = _url_of(address)
         self.engine = _engine_of(url)
-        self._lock: _Lock = _FileLock(url) if url.get_backend_name() == "sqlite" else _AdvisoryLock(self.engine)
+        self._lock = lock_of(self.engine)
         try:
             self._bring_up_to_date(patience_seconds)
         except BaseException:
@@ -118,10 +118,14 @@ def _set_pragmas(connection: Any, _: Any) -> None:
     cursor.close()
 
 
+def lock_of(engine: Engine) -> Lock:
+    return _FileLock(engine.url) if engine.dialect.name == "sqlite" else _AdvisoryLock(engine)
+
+
 # Locks --------------------------------------------------------------------------------------------------------------
 
 
-class _Lock(Protocol):
+class Lock(Protocol):
     """On a whole database; ends with the process, however that ends."""
 
     def try_shared(self) -> bool: ...

@@ -22,7 +22,6 @@ from sqlalchemy.sql import Select
 from mint.errors import BadRequest
 from mint.server.database import Database
 
-
 LARGE = BigInteger().with_variant(Integer, "sqlite")
 """For numbers that may pass two thousand million, where PostgreSQL's integers end; SQLite's have no end."""
 

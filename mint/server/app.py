@@ -17,11 +17,11 @@ from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.errors import MintError
 from mint.server.bodies import BodyLimit
+from mint.server.database import is_full
 from mint.server.limits import Limits
 from mint.server.quotas import Limited
 from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
-from mint.server.store import is_full
 from mint.version import __version__
 
 log = logging.getLogger("mint.server")

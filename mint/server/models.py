@@ -27,6 +27,7 @@ from mint.server.audit import Audit
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
+from mint.server.database import is_full
 from mint.server.futures import Answer, Futures, Promise, json_answer
 from mint.server.journal import Head, Journal, Place
 from mint.server.limits import Limits
@@ -36,7 +37,7 @@ from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
 from mint.server.steps import CHANGE_FILES, CHANGE_WEIGHTS, Call
-from mint.server.store import CheckpointRow, RunRow, Store, is_full
+from mint.server.store import CheckpointRow, RunRow, Store
 from mint.server.trial import Trial
 from mint.types import LoraConfig, TrainingRun
 

@@ -26,11 +26,12 @@ from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
+from mint.server.database import is_full
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse

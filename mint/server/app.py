@@ -17,9 +17,9 @@ from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.errors import MintError
 from mint.server.bodies import BodyLimit
-from mint.server.database import is_full
 from mint.server.limits import Limits
 from mint.server.quotas import Limited
+from mint.server.room import is_full, when_there_is_room
 from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
 from mint.version import __version__
@@ -33,7 +33,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, backend, limits)
+        server = app.state.server = when_there_is_room(lambda: Server(config, backend, limits))
         await server.start()
         house = asyncio.create_task(server.keep_house())
         yield

@@ -6,9 +6,7 @@ schema: so that happens once, when nobody else is there. What is in the tables i
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import logging
 import os
 import random
 import time
@@ -21,13 +19,10 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from mint.errors import BadRequest, Busy, Internal
 from mint.server import migrations
-
-log = logging.getLogger("mint.server")
+from mint.server.room import when_there_is_room
 
 PATIENCE_SECONDS = 15.0
 """How long a server waits for others to leave a database whose schema it has to change."""
-ROOM_SECONDS = 300.0
-"""How long a server that is started waits for room on a full disk; clients retry a request for as long."""
 _POSTGRES = "postgresql+psycopg"
 _POSTGRES_TIMEOUTS = {
     "connect_timeout": 5,
@@ -35,8 +30,6 @@ _POSTGRES_TIMEOUTS = {
     "options": "-c statement_timeout=15000 -c lock_timeout=10000",
 }
 """Calls are made on the event loop: none may wait for long on a database that has gone."""
-_DISK_FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100")
-"""What SQLite and PostgreSQL call it; without room, SQLite's shared memory cannot grow."""
 _LOCK_NUMBER = 0x4D494E54  # "MINT": which of a PostgreSQL database's advisory locks is ours
 
 
@@ -47,23 +40,10 @@ class Database:
         self.engine = _engine_of(url)
         self._lock = lock_of(self.engine)
         try:
-            self._when_there_is_room(lambda: self._bring_up_to_date(patience_seconds))
+            when_there_is_room(lambda: self._bring_up_to_date(patience_seconds))
         except BaseException:
             self.close()
             raise
-
-    def _when_there_is_room(self, work: Callable[[], None]) -> None:
-        """SQLite cannot even be opened on a full disk; a server that was started again on one waits."""
-        deadline = time.monotonic() + ROOM_SECONDS
-        while True:
-            try:
-                return work()
-            except OperationalError as error:
-                if not is_full(error) or time.monotonic() > deadline:
-                    raise
-                log.warning("%s cannot be opened: %s; waiting for room", self.engine.url.database, error.orig)
-            self._lock.release()
-            time.sleep(0.5)
 
     def _bring_up_to_date(self, patience_seconds: float) -> None:
         deadline = time.monotonic() + patience_seconds
@@ -97,14 +77,6 @@ class Database:
     def close(self) -> None:
         self._lock.close()
         self.engine.dispose()
-
-
-def is_full(error: Exception) -> bool:
-    """Whether it was for lack of room on the disk that something could not be written."""
-    if isinstance(error, OperationalError):
-        told = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
-        return "full" in str(error.orig) or any(name in _DISK_FULL for name in told)
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _url_of(address: str | Path) -> URL:

@@ -27,12 +27,12 @@ from mint.server.audit import Audit
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
-from mint.server.database import is_full
 from mint.server.futures import Answer, Futures, Promise, json_answer
 from mint.server.journal import Head, Journal, Place
 from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.quotas import Line
+from mint.server.room import is_full
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions

@@ -26,10 +26,10 @@ from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
-from mint.server.database import is_full
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
+from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
 from mint.server.store import CheckpointRow, Row, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow

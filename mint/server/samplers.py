@@ -29,8 +29,9 @@ from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.queues import Load, Queues
+from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse

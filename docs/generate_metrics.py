@@ -9,9 +9,9 @@ from mint.rl.metric_names import TABLE
 PAGE = Path(__file__).parent / "metrics.md"
 HEAD = """# Metrics
 
-Every step of a run is one line of `metrics.jsonl`; these are the names in it. They are an API: curves, the doctor and the
-dashboard read them. `<...>` stands for one piece of a name. A name under `env/<tag>/` is the figure of `env/all/` for the
-groups with that tag, and a name under `test/` the same for the held-out problems.
+Every step of a run is one line of `metrics.jsonl`; these are the names in it. They are an API: curves, the doctor and
+the dashboard read them. `<...>` stands for one piece of a name. A name under `env/<tag>/` is the figure of `env/all/`
+for the groups with that tag, and a name under `test/` the same for the held-out problems.
 
 Look first at `env/all/reward/total` beside `test/env/all/reward/total`, then at `env/all/by_group/frac_mixed` (is there
 anything to learn from?), `env/all/truncated` (is it cut off?), `optim/kl_sample_train_v2` (are ratios right?) and

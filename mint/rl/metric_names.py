@@ -20,7 +20,7 @@ TABLE: dict[str, dict[str, str]] = {
     "Rewards and groups": {
         "env/all/reward/total": "Mean reward of all rollouts of the step. The curve to look at first.",
         "env/all/reward/complete": "Mean reward of the answers that ended by themselves.",
-        "env/all/reward/truncated": "Mean reward of the answers cut off by a limit; high is a sign of a lenient grader.",
+        "env/all/reward/truncated": "Mean reward of the answers cut off by a limit; high means a lenient grader.",
         "env/all/reward/<term>": "Mean of one term of a composed reward, before weights.",
         "env/all/penalized/<term>": "Share of rollouts that this penalty took something from.",
         "env/all/reward_clipped": "Share of rollouts whose total was held to the reward's range.",
@@ -60,13 +60,13 @@ TABLE: dict[str, dict[str, str]] = {
         "kl_policy_base": "Mean log-ratio of policy and reference on sampled tokens, where a KL reference is set.",
         "kl_pre_post_v1": "How far the update moved the policy: mean log-ratio before and after (`compute_post_kl`).",
         "kl_pre_post_v2": "The same as half the mean square.",
-        "optim/kl_sample_train_v1": "Sampler against trainer on the same tokens, mean log-ratio; about 0 when on policy.",
+        "optim/kl_sample_train_v1": "Sampler against trainer on the same tokens, mean log-ratio; 0 on policy.",
         "optim/kl_sample_train_v2": "The same as half the mean square, which cannot cancel.",
         "optim/kl_sample_train_max": "The largest single difference of log-probs.",
         "policy/version": "Version of the policy that was proved to be what the sampler holds.",
         "policy/logprob_gap_mean": "Mean difference of log-probs between sampler and trainer in that proof.",
         "policy/logprob_gap_max": "The largest one.",
-        "policy/distance_from_base": "Mean difference of log-probs between policy and base model on the tokens of that proof.",
+        "policy/distance_from_base": "Mean difference of log-probs between policy and base model there.",
     },
     "Training": {
         "train/datums": "Sequences sent to the trainer.",
@@ -100,8 +100,8 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "Time": {
         "time/total": "Seconds of the step.",
-        "time/<span>": "Seconds of one part of it: sample, prepare, train, refresh, evaluate; `:total`, and with several "
-        "of a kind `:count`, `:mean`, `:max`.",
+        "time/<span>": "Seconds of one part of it: sample, prepare, train, refresh, evaluate; `:total`, and with "
+        "several of a kind `:count`, `:mean`, `:max`.",
         "time/<sampling_time_min|sampling_time_mean|sampling_time_max>": "Seconds a group took to be sampled.",
     },
 }

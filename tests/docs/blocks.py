@@ -15,13 +15,7 @@ EXCUSE = re.compile(r"\A# not run in the tests: .{10,}")
 RUN = ("python", "sh")
 SHOWN = ("", "text", "json", "toml", "yaml", "html")
 """Languages of which a block without a title is only shown."""
-SHORTER = {
-    "mint quickstart": "mint quickstart --steps 2",
-    "mint train addition --group-size 4 --learning-rate 5e-4 --log-path runs/smaller":
-        "mint train addition --group-size 4 --learning-rate 5e-4 --log-path runs/smaller --max-steps 2 --tests 4",
-    "mint train mine.toml --dry-run": "mint train mine.toml --dry-run --max-steps 5 --tests 4",
-}  # fmt: skip
-"""Commands of the documents that the tests run with fewer steps."""
+SMALL = ["--groups-per-batch", "4", "--tests", "4"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +46,19 @@ def blocks(page: Path) -> list[Block]:
 
 def commands(block: Block) -> list[list[str]] | None:
     """The words of every line, if all are `mint` commands without shell syntax; None: a shell is needed."""
-    lines = [line.strip() for line in block.text.replace("\\\n", " ").splitlines()]
-    lines = [" ".join(line.split()) if "'" not in line and '"' not in line else line for line in lines]
-    lines = [SHORTER.get(line, line) for line in lines if line and not line.startswith("#")]
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in block.text.replace("\\\n", " ").splitlines()]
+    lines = [line for line in lines if line]
     if not all(line.startswith("mint ") for line in lines) or any(re.search(r"[|&;<$]", line) for line in lines):
         return None
-    return [shlex.split(line, comments=True)[1:] for line in lines]
+    return [shortened(shlex.split(line)[1:]) for line in lines]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Runs that train do so in small batches, and two steps of them where the document lets them run to the end."""
+    if words[0] == "quickstart":
+        return [*words, "--steps", "2"]
+    if words[0] != "train" or {"--list", "--fields"} & set(words):
+        return words
+    steps = "5" if "--dry-run" in words else "2"  # an estimate needs more than the four steps of its pilot
+    limit = [] if "--max-steps" in words else ["--max-steps", steps]
+    return [*words, *SMALL, *limit]

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import invoke
-from tests.docs.blocks import RUN, SHOWN, Block, blocks, commands
+from tests.docs.blocks import RUN, SHOWN, SMALL, Block, blocks, commands
 from tests.rl.conftest import ROOT
 
+ELSEWHERE = {"prompting.md"}  # run by tests/demos/test_docs.py, which also reads what it prints
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if page.name not in ELSEWHERE and blocks(page)]
 ALARM_IS_FINE = 1
 """Status of `mint doctor` when it found something, which a run of two steps may well deserve."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tiny_server: str, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINT_BASE_URL", tiny_server)
@@ -68,6 +70,7 @@ def test_lines_that_only_call_mint_are_told_apart_from_shell() -> None:
     def of(text: str) -> list[list[str]] | None:
         return commands(Block(Path("p.md"), 1, "sh", None, text))
 
-    assert of("mint runs   # all\nmint train a \\\n  --x 'b c'\n") == [["runs"], ["train", "a", "--x", "b c"]]
+    assert of("mint runs   # all\nmint show a \\\n  --x 'b c'\n") == [["runs"], ["show", "a", "--x", "b c"]]
     assert of("mint quickstart\n") == [["quickstart", "--steps", "2"]]
+    assert of("mint train x --max-steps 3\n") == [["train", "x", "--max-steps", "3", *SMALL]]
     assert of("mint runs | tail\n") is None and of("python x.py\n") is None and of("mint doctor || true\n") is None

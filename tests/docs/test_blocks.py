@@ -22,6 +22,7 @@ ALARM_IS_FINE = 1
 def test_the_code_of_a_page_runs(page: Path, tiny_server: str, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINT_BASE_URL", tiny_server)
+    monkeypatch.setenv("MINT_HOME", str(tmp_path / "home"))
     _make_mint(tmp_path / "bin", monkeypatch)
     names: dict[str, object] = {"__name__": "block"}
     for block in blocks(page):

@@ -244,18 +244,24 @@ class Samplers:
             "server's log says how the engine died."
         )
 
+    async def admit(self, policy: Policy, owner: str) -> None:
+        """One request, whatever number of samples it asks for; or the limit it meets."""
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+
     async def begin(
         self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
         drawing = self._backend.sample(policy.name, request, on_tokens)
         work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
-        self._meter.quotas.hold(owner, work)
         self._count_until(work, request.num_samples)
         return work
+
+    def hold(self, owner: str, work: asyncio.Future[Any]) -> None:
+        """A request that was let in is under way until this is done."""
+        self._meter.quotas.hold(owner, work)
 
     def _count_until(self, done: asyncio.Future[Any], samples: int) -> None:
         self._pending += samples

@@ -60,17 +60,20 @@ class Counter:
                     self._totals[key].add(used)
 
     def total(self, owner: str, run: str | None = None) -> Used:
-        """All that the owner ever used, or used for this run."""
+        """All that the owner ever used, or used for this run. To be called where `flush` is, in one thread: then
+        everything is either in the database or among what is new."""
         with self._lock:
             known = self._totals.get((owner, run))
         if known is not None:
             return known
-        self.flush()  # what is still in memory is then in the sum
         query = select(*_SUMS).where(UsageRow.owner == owner)
         with self._store.transaction() as session:
             row = session.execute(query if run is None else query.where(UsageRow.run == run)).one()
-            total = Used(*tuple(row))
+        total = Used(*tuple(row))
         with self._lock:
+            for (counted_owner, counted_run, _), used in self._new.items():
+                if counted_owner == owner and run in (None, counted_run):
+                    total.add(used)
             return self._totals.setdefault((owner, run), total)
 
     def flush(self) -> None:

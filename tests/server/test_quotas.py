@@ -150,6 +150,14 @@ def test_requests_at_once_are_limited(live: Live) -> None:
     assert alice.fetch(alice.sample(sampler, 3))["sequences"]
 
 
+def test_a_completion_of_several_prompts_is_one_request(live: Live) -> None:
+    alice = Keychain(live).tenant("alice", concurrent=1, requests_per_minute=1)
+    body = {"model": "mint/tiny", "prompt": ["a", "b"], "max_tokens": 1}
+    first, second = (alice.http.post(f"{alice.url}/v1/completions", json=body) for _ in range(2))
+    assert len(first.json()["choices"]) == 2
+    assert (second.status_code, second.headers["x-mint-limit"]) == (429, "requests_per_minute")
+
+
 def test_training_models_at_once_are_limited(live: Live) -> None:
     alice = Keychain(live).tenant("alice", adapters=2)
     session = alice.session()

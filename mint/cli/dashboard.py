@@ -30,7 +30,7 @@ def dashboard(
     owner_of = None
     if host not in LOOPBACK:
         config = ServerConfig.resolve(host=host)
-        if not config.api_keys and not has_keys(config.data):
+        if not config.api_keys and not has_keys(config):
             typer.echo(
                 f"mint dashboard: refusing to listen on {host} without keys: everybody on the network could read your "
                 "runs. Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or "
@@ -44,7 +44,7 @@ def dashboard(
         from mint.server.signer import Signer
         from mint.server.store import Store
 
-        ring = Keyring(Store(config.data / "mint.db"))
+        ring = Keyring(Store(config.database_address))
         keys = Keys(config.api_keys, ring, Signer(config.data), Limits().keys_seconds)
 
         def owner_of(key: str) -> str:

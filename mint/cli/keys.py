@@ -149,15 +149,15 @@ def set_limits(
 
 @contextlib.contextmanager
 def _keyring(data: Path | None) -> Iterator[tuple[Keyring, Audit]]:
-    from mint.config import data_home
+    from mint.config import ServerConfig
     from mint.server.audit import Audit
     from mint.server.keyring import Keyring
     from mint.server.store import Store
 
-    folder = data or data_home()
-    store = Store(folder / "mint.db")
+    config = ServerConfig.resolve(data=data)
+    store = Store(config.database_address)
     try:
-        yield Keyring(store), Audit(folder, origin="mint keys")
+        yield Keyring(store), Audit(config.data, origin="mint keys")
     finally:
         store.close()
 

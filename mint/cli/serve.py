@@ -37,6 +37,22 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL to share between servers: postgresql://user@host/mint. A password belongs in "
+            "MINT_DATABASE_URL or ~/.pgpass, not on the command line.",
+            show_default="MINT_DATABASE_URL or a SQLite file in the data folder",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where checkpoints are kept: s3://bucket/prefix, gs://..., any fsspec URL; credentials come from the "
+            "environment.",
+            show_default="MINT_CHECKPOINTS_URL or a folder in the data folder",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
@@ -45,9 +61,16 @@ def serve(
     """Serve models over HTTP, and the dashboard under /dashboard. Keys come from `mint keys` and from MINT_API_KEY
     (several: separated by commas)."""
     config = ServerConfig.resolve(
-        models=tuple(model or ()), host=host, port=port, data=data, tls_cert=tls_cert, tls_key=tls_key
+        models=tuple(model or ()),
+        host=host,
+        port=port,
+        data=data,
+        database=database,
+        checkpoints=checkpoints,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
-    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config.data):
+    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
         raise Failure(
             f"refusing to listen on {config.host} without keys: everybody on the network could use this machine.",
             "Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or leave --host "
@@ -58,13 +81,14 @@ def serve(
     run(config, None if local else runs)
 
 
-def has_keys(data: Path) -> bool:
-    if not (data / "mint.db").exists():
+def has_keys(config: ServerConfig) -> bool:
+    """Whether keys were made for the server of this database."""
+    if config.database is None and not (config.data / "mint.db").exists():
         return False
     from mint.server.keyring import Keyring
     from mint.server.store import Store
 
-    store = Store(data / "mint.db")
+    store = Store(config.database_address)
     try:
         return bool(Keyring(store).all())
     finally:
@@ -121,6 +145,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         server.should_exit = True
 
     child = runs is None
+    _check_places(config)
     engine = SupervisedEngine(config.models or None, on_failure=end)
     app = create_app(config, engine)
     if runs is not None:
@@ -161,6 +186,19 @@ def _show(app: FastAPI, runs: Path) -> None:
         return HOUSE if user.admin else str(user.name)
 
     mount(app, runs, server=None, owner_of=owner_of, prefix="/dashboard")
+
+
+def _check_places(config: ServerConfig) -> None:
+    """Before the engine starts, which takes a while."""
+    from mint.server.state import open_store
+
+    try:
+        store, storage = open_store(config)
+    except MintError as error:
+        typer.echo(f"mint serve: {error}", err=True)
+        raise typer.Exit(1) from error
+    storage.close()
+    store.close()
 
 
 def _load(engine: Backend, models: Sequence[str]) -> None:

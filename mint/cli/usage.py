@@ -58,12 +58,12 @@ def _from_server(key: str | None, run: str | None, since: float | None) -> list[
 
 
 def _from_folder(data: Path | None, key: str | None, run: str | None, since: float | None) -> list[Usage]:
-    from mint.config import data_home
+    from mint.config import ServerConfig
     from mint.server.keyring import Keyring
     from mint.server.store import Store
     from mint.server.usage import report
 
-    store = Store((data or data_home()) / "mint.db")
+    store = Store(ServerConfig.resolve(data=data).database_address)
     try:
         ring = Keyring(store)
         names = {row.id: row.name for row in ring.all()}

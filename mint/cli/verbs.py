@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "models": Verb("models:models", SERVE, "List the models a server has, or this machine."),
     "chat": Verb("chat:chat", SERVE, "Talk to a base model, a checkpoint or a run's latest."),
     "checkpoints": Verb("checkpoints:app", SERVE, "List, download and delete checkpoints."),
+    "export": Verb("export:export", SERVE, "Write a checkpoint for other programs, and prove it the same."),
     "bench": Verb("bench:bench", MACHINE, "Measure sampling and training here, or on a server."),
     "info": Verb("info:info", MACHINE, "Versions, devices, and what is missing and how to get it."),
 }

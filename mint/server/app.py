@@ -66,7 +66,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
 def _headers(status: int, error: Exception) -> dict[str, str] | None:
     if isinstance(error, Limited):
         return {"retry-after": str(error.retry_after), "x-mint-limit": error.limit}
-    return {"retry-after": "1"} if status == 429 else None
+    return {"retry-after": "1"} if status in (429, 503) else None
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:
@@ -79,6 +79,9 @@ def _status_and_text(error: Exception) -> tuple[int, str]:
             return error.status_code, str(error.detail)
     if is_full(error):
         return 429, f"the server's disk is full ({error}); make room, then send the request again."
+    if isinstance(error, OperationalError):
+        log.error("the database failed: %s", error.orig)
+        return 503, f"the server's database cannot be used at present ({error.orig}); send the request again later."
     log.error("a request failed", exc_info=error)
     return 500, f"the server failed: {type(error).__name__}: {error}"
 

@@ -11,7 +11,7 @@ from mint.config import ServerConfig
 from mint.server.audit import Audit
 from mint.server.auth import Keys
 from mint.server.catalogue import Catalogue
-from mint.server.checkpoints import Checkpoints
+from mint.server.checkpoints import Checkpoints, agree_on_storage
 from mint.server.futures import Futures
 from mint.server.home import Home
 from mint.server.keyring import Keyring
@@ -23,10 +23,25 @@ from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
 from mint.server.signer import Signer
 from mint.server.steps import call_from, prepare, save_at_budget
+from mint.server.storage import Storage, open_storage
 from mint.server.store import Store
 from mint.server.trial import Trial
 
 log = logging.getLogger("mint.server")
+
+
+def open_store(config: ServerConfig) -> tuple[Store, Storage]:
+    """The database, its schema up to date, and the place of its checkpoints."""
+    storage = open_storage(config.checkpoints, config.data)
+    store = Store(config.database_address)
+    try:
+        if config.database or config.checkpoints:  # else both are in the data folder, and belong together
+            agree_on_storage(store, storage)
+    except BaseException:
+        store.close()
+        storage.close()
+        raise
+    return store, storage
 
 
 class Server:
@@ -35,13 +50,13 @@ class Server:
         self.backend = backend
         self.limits = limits
         self.signer = Signer(config.data)
-        self.store = Store(config.data / "mint.db")
+        self.store, storage = open_store(config)
         self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
         self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
-        self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
+        self.checkpoints = Checkpoints(self.store, storage)
         self.audit = Audit(config.data)
         self.meter = Meter(self.keys, self.store, self.checkpoints, self.audit)
         trial = Trial()
@@ -100,5 +115,6 @@ class Server:
     def close(self) -> None:
         self.models.close()
         self.meter.usage.flush()
+        self.checkpoints.close()
         self.store.close()
         self.home.close()

@@ -6,7 +6,7 @@ import time
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from mint.server.store import Row
+from mint.server.store import LARGE, Row
 
 
 class KeyRow(Row):
@@ -28,11 +28,11 @@ class KeyRow(Row):
     expires: Mapped[float | None]
     revoked: Mapped[float | None]
     requests_per_minute: Mapped[int | None]
-    tokens_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None] = mapped_column(LARGE)
     concurrent: Mapped[int | None]
     adapters: Mapped[int | None]
-    disk_bytes: Mapped[int | None]
-    budget_tokens: Mapped[int | None]
+    disk_bytes: Mapped[int | None] = mapped_column(LARGE)
+    budget_tokens: Mapped[int | None] = mapped_column(LARGE)
     budget_seconds: Mapped[float | None]
 
 
@@ -44,10 +44,10 @@ class UsageRow(Row):
     owner: Mapped[str] = mapped_column(primary_key=True)
     run: Mapped[str] = mapped_column(primary_key=True)
     hour: Mapped[int] = mapped_column(primary_key=True)
-    requests: Mapped[int] = mapped_column(default=0)
-    prompt_tokens: Mapped[int] = mapped_column(default=0)
-    sampled_tokens: Mapped[int] = mapped_column(default=0)
-    trained_tokens: Mapped[int] = mapped_column(default=0)
+    requests: Mapped[int] = mapped_column(LARGE, default=0)
+    prompt_tokens: Mapped[int] = mapped_column(LARGE, default=0)
+    sampled_tokens: Mapped[int] = mapped_column(LARGE, default=0)
+    trained_tokens: Mapped[int] = mapped_column(LARGE, default=0)
     engine_seconds: Mapped[float] = mapped_column(default=0.0)
 
 

@@ -174,7 +174,8 @@ async def download_archive(token: str, request: Request, server: State) -> Respo
     row = _linked(server, target, holder)
     note_address(request)
     server.audit.write("checkpoint_downloaded", holder, row.path)
-    return StreamingResponse(tar_gz(server.checkpoints.folder(row)), media_type="application/gzip")
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
+    return StreamingResponse(tar_gz(folder), media_type="application/gzip")
 
 
 @router.get(CHECKPOINT + "/external_weights_urls")
@@ -183,9 +184,10 @@ async def external_weights_urls(
 ) -> Response:
     row = server.checkpoints.resolve(f"tinker://{run}/{kind}/{name}", user)
     seconds = server.limits.link_seconds
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
     urls = {
         file: str(request.url_for("download_file", token=server.signer.link(f"{row.id}/{file}", user.name, seconds)))
-        for file in files_of(server.checkpoints.folder(row))
+        for file in files_of(folder)
     }
     return answer({"urls": urls, "expires": moment(time.time() + seconds)})
 
@@ -195,7 +197,7 @@ async def download_file(token: str, request: Request, server: State) -> Response
     target, holder = server.signer.target(token)
     checkpoint, _, file = target.partition("/")
     row = _linked(server, checkpoint, holder)
-    path = server.checkpoints.folder(row) / file
+    path = (await asyncio.to_thread(server.checkpoints.fetch, row)) / file
     if not path.is_file():
         raise NotFound(f"{file} of this checkpoint is missing.")
     note_address(request)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
 
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -44,6 +45,12 @@ _COUNTS = [field.name for field in fields(Used)]
 _SUMS = [func.coalesce(func.sum(getattr(UsageRow, name)), 0) for name in _COUNTS]
 
 
+def _used(sums: Sequence[Any]) -> Used:
+    """PostgreSQL sums whole numbers up to decimals."""
+    requests, prompt, sampled, trained, seconds = sums
+    return Used(int(requests), int(prompt), int(sampled), int(trained), float(seconds))
+
+
 class Counter:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -69,7 +76,7 @@ class Counter:
         query = select(*_SUMS).where(UsageRow.owner == owner)
         with self._store.transaction() as session:
             row = session.execute(query if run is None else query.where(UsageRow.run == run)).one()
-        total = Used(*tuple(row))
+        total = _used(row)
         with self._lock:
             for (counted_owner, counted_run, _), used in self._new.items():
                 if counted_owner == owner and run in (None, counted_run):
@@ -126,7 +133,7 @@ def report(
     if since is not None:
         used = used.where(UsageRow.hour >= int(since) // HOUR * HOUR)
     with store.transaction() as session:
-        counts = {(row[0], row[1]): Used(*row[2:]) for row in session.execute(used)}
+        counts = {(row[0], row[1]): _used(row[2:]) for row in session.execute(used)}
         sizes = {(row[0], row[1]): int(row[2]) for row in session.execute(disk)}
     return [
         Usage(

@@ -12,6 +12,7 @@ from mint import types
 from mint.server.engine_clock import EngineClock
 from mint.server.keyring import Quota
 from mint.server.quotas import Bucket, Limited, Line
+from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, sample_body, train_body
 from tests.server.tenants import Keychain, audit_lines
 
@@ -171,6 +172,7 @@ def test_training_models_at_once_are_limited(live: Live) -> None:
     assert alice.model(session, 2)
 
 
+@BOTH_DATABASES
 def test_room_for_checkpoints_is_limited_until_some_are_deleted(live: Live) -> None:
     alice = Keychain(live).tenant("alice", disk_bytes=20)
     model = alice.model()

@@ -37,8 +37,11 @@ class Used:
         return self.prompt_tokens + self.sampled_tokens + self.trained_tokens
 
     def add(self, other: Used) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.sampled_tokens += other.sampled_tokens
+        self.trained_tokens += other.trained_tokens
+        self.engine_seconds += other.engine_seconds
 
 
 _COUNTS = [field.name for field in fields(Used)]

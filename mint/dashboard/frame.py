@@ -47,7 +47,7 @@ def page(request: Request, title: str, place: str = "") -> Iterator[Viewer]:
     )
     with ui.element("header").classes("topbar"):
         markup(_bar(viewer, place)).style("display: contents")
-    with ui.element("main").classes("page"):
+    with ui.element("div").classes("page"):
         yield viewer
 
 

@@ -190,7 +190,7 @@ def lines_of(runs: list[Run], names: tuple[str, ...], by_seed: bool) -> list[Lin
     lines = []
     for i, family in enumerate(families.values()):
         mean, half = joined([run.series(*names) for run in family])
-        label = family[0].name if len(family) == 1 else f"{common_name(family)} ({len(family)} seeds)"
+        label = family[0].name if len(family) == 1 else f"{common_name(family)} ({len(family)} runs)"
         lines.append(Line(label, mean, PALETTE[i % len(PALETTE)], band=half if len(family) > 1 else None))
     return lines
 

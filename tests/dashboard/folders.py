@@ -12,7 +12,7 @@ STEPS, GROUPS, MEMBERS = 4, 3, 4
 
 
 def record(step: int, group: int, member: int, **more: object) -> RolloutRecord:
-    """Member 0 is right, the others wrong; every per-token figure is different, so that one can be told from another."""
+    """Member 0 is right, the others wrong; every per-token figure is different, so that each can be told apart."""
     pieces = [" the", " sum", f" {group}{member}", "."]
     if (step, group, member) == (1, 1, 0):
         pieces = [SCRIPT, " harmless"]

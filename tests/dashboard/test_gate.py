@@ -41,9 +41,7 @@ def client(tmp_path: Path, keys: bool = True, **more: Any) -> TestClient:
     write_run(tmp_path / "one")
     write_run(tmp_path / "key-2" / "two")
     app = Starlette(routes=[Route("/api", seen), Route("/dashboard/{path:path}", seen, methods=["GET", "POST"])])
-    app.add_middleware(
-        Gate, site=Site(tmp_path, server=None, owner_of=owner_of if keys else None, prefix="/dashboard")
-    )
+    app.add_middleware(Gate, site=Site(tmp_path, server=None, owner_of=owner_of if keys else None, prefix="/dashboard"))
     return TestClient(app, base_url="http://localhost:8000", follow_redirects=False, **more)
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test lint bubblewrap clean
+.PHONY: help install quickstart test lint bubblewrap chromium clean
 
 help:
 	@echo "make quickstart   watch a language model learn by reinforcement, here and now (about 3 minutes)"
@@ -35,8 +35,13 @@ bubblewrap:
 	@command -v bwrap > /dev/null || (apt-get update -qq && apt-get install --yes -qq bubblewrap) \
 		|| { echo "make test needs bubblewrap (the bwrap command) for the code sandbox; install it with your package manager."; exit 1; }
 
+# The dashboard is tested in a real browser.
+chromium:
+	@test -n "$$CHROMIUM" || test -x /usr/bin/chromium || (apt-get update -qq && apt-get install --yes -qq chromium) \
+		|| { echo "make test needs Chromium for the dashboard; install it, or set CHROMIUM to the path of one."; exit 1; }
+
 # Other people's clients run alone: they write one page from all their results.
-test: lint bubblewrap
+test: lint bubblewrap chromium
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/compat
 	$(BIN)/pytest tests/compat
 

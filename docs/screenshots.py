@@ -27,6 +27,7 @@ PAGES = {
     "doctor": "/doctor/addition-cut-off",
     "playground": "/playground",
     "server": "/server",
+    "alarms": "/run/addition-too-fast",
 }
 KEPT = {
     ("runs", "dark"), ("run", "light"), ("run", "dark"), ("rollouts", "light"), ("rollouts", "dark"), ("agent", "dark"),
@@ -56,7 +57,8 @@ def prepare(page: Page, name: str) -> None:
         page.keyboard.press("Enter")
         page.wait_for_function(
             "[...document.querySelectorAll('.side .meta')].every(e => e.innerText.includes('tokens'))"
-            " && !document.querySelector('.pair').innerText.includes('▍')"
+            " && !document.querySelector('.pair').innerText.includes('▍')",
+            timeout=180_000,
         )
     elif name in ("rollouts", "agent"):
         page.wait_for_selector(".t")
@@ -86,7 +88,7 @@ def main() -> None:
                         continue
                     page = context.new_page()
                     page.on("console", lambda message: message.type == "error" and print(message.text))
-                    page.on("pageerror", print)
+                    page.on("pageerror", lambda error: print(error))
                     page.goto(address + path)
                     prepare(page, name)
                     suffix = f"-{size}" if everything else ""

@@ -111,7 +111,7 @@ class RunsPage:
 
     def _compare(self) -> None:
         with ui.element("div").classes("card chart-card tall"):
-            with ui.element("div").classes("row").style("padding: 0 2px 8px"):
+            with ui.element("div").classes("flow").style("padding: 0 2px 8px"):
                 ui.label("Compare").style("font-weight: 650; font-size: 15px")
                 names = list(COMMON) + sorted({name for run in self.runs for name in run.names})
                 picked = ui.select(names, value=self.metric, with_input=True, on_change=self._set_metric)

@@ -179,7 +179,7 @@ def test_the_ledger_leads_to_the_samples_of_a_visit(page: Page, address: str) ->
 
 def test_the_doctor_says_what_to_do(page: Page, address: str) -> None:
     page.goto(f"{address}/doctor/good")
-    expect(page.locator(".row .muted").first).to_contain_text("Examined 4 steps")
+    expect(page.locator(".flow .muted").first).to_contain_text("Examined 4 steps")
     expect(page.locator(".finding").first.locator(".remedy")).to_contain_text("What to do")
     page.locator(".finding").filter(has=page.locator(".sample")).first.locator(".sample").first.click()
     page.wait_for_url(re.compile(r"/step/good\?step=\d+&group=\d+&member=\d+"))

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from mint.rl.rundir import RunDir
 from tests.dashboard.folders import write_agent, write_run
 
 ROOT = Path(__file__).parents[2]
+expect.set_options(timeout=30_000)  # a busy machine is not a fault
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 

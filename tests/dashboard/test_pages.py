@@ -214,6 +214,7 @@ def test_where_there_is_nothing_the_page_says_why(page: Page, address: str, path
 
 def test_pages_fit_a_laptop_and_change_between_dark_and_light(page: Page, address: str) -> None:
     page.goto(f"{address}/run/good")
+    page.wait_for_selector(".charts canvas")
     expect(page.locator("body")).to_have_class(re.compile("body--dark"))  # as the system asks
     page.keyboard.press("t")
     expect(page.locator("body")).to_have_class(re.compile("body--light"))

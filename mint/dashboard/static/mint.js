@@ -41,9 +41,8 @@ window.mint = (() => {
       const element = typeof getElement === "function" ? getElement(id) : null;
       const drawn = element && element.chart;
       if (!drawn) return tries > 0 && setTimeout(() => attach(tries - 1), 50);
-      if (group) {
-        drawn.group = group;
-        const others = window.mint.connected;
+      const others = window.mint.connected;
+      if (group && !others.includes(drawn)) {
         others.push(drawn);
         follow(drawn, others);
       }
@@ -85,7 +84,8 @@ window.mint = (() => {
 
   function toggleTheme() {
     const dark = !isDark();
-    setDark(dark);
+    const apply = () => (typeof setDark === "function" ? setDark(dark) : setTimeout(apply, 50));
+    apply();
     document.cookie = `mint_theme=${dark ? "dark" : "light"}; path=/; max-age=31536000; samesite=lax`;
   }
 

@@ -18,8 +18,9 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),
     "rl": (FLOOR | {"client", "rl", ""}, {"torch", "fastapi", "ray"}),
+    "recipes": (FLOOR | {"client", "rl", "recipes", ""}, {"torch", "fastapi", "ray"}),
     "dashboard": (FLOOR | {"client", "local", "rl", "dashboard"}, {"torch", "ray", "sqlalchemy", "transformers"}),
-    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "dashboard", "cli", ""}, set()),
+    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "recipes", "dashboard", "cli", ""}, set()),
 }
 # What the dashboard reads of a run is its directory, its ledger and its doctor: never the loop.
 OF_RL_FOR_THE_DASHBOARD = ("mint.rl.rundir", "mint.rl.ledger", "mint.rl.doctor")

@@ -41,7 +41,7 @@ def dashboard(
 
         keys = Keys(config.api_keys, Signer(config.data))
 
-        def owner_of(key: str) -> str:
+        def owner_of(key: str | None) -> str:
             return keys.user(key).name
 
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -111,7 +111,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
     engine = SupervisedEngine(config.models or None, on_failure=end)
     app = create_app(config, engine)
     if runs is not None:
-        _show(app, config, runs)
+        _show(app, runs)
     settings = uvicorn.Config(
         app,
         config.host,
@@ -135,14 +135,14 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _show(app: FastAPI, config: ServerConfig, runs: Path) -> None:
+def _show(app: FastAPI, runs: Path) -> None:
     """The dashboard, for whoever has a key of the server, where it has keys."""
     from mint.dashboard import mount
 
-    def owner_of(key: str) -> str:
+    def owner_of(key: str | None) -> str:
         return str(app.state.server.keys.user(key).name)
 
-    mount(app, runs, server=None, owner_of=owner_of if config.api_keys else None, prefix="/dashboard")
+    mount(app, runs, server=None, owner_of=owner_of, prefix="/dashboard")
 
 
 def _check_places(config: ServerConfig) -> None:

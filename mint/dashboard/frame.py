@@ -86,10 +86,8 @@ def run_heading(viewer: Viewer, run: Run, here: str) -> None:
         f'<div class="crumbs"><a class="up" href="{viewer.link("/")}">Runs</a><span class="slash">/</span>'
         f"<h1>{name}</h1></div>"
     )
-    alarms = sum(alarm.severity == "alarm" for alarm in run.alarms)
-    others = len(run.alarms) - alarms
-    count = f'<span class="chip alarm count">{alarms}</span>' if alarms else ""
-    count += f'<span class="chip warning count">{others}</span>' if others and not alarms else ""
+    worst = "alarm" if any(alarm.severity == "alarm" for alarm in run.alarms) else "warning"
+    count = f'<span class="chip {worst} count">{len(run.alarms)}</span>' if run.alarms else ""
     pages = (("run", "Curves", ""), ("step", "Rollouts", ""), ("ledger", "Ledger", ""), ("doctor", "Doctor", count))
     tabs = "".join(
         f'<a href="{run_link(viewer, run, path)}" class="{"here" if name == here else ""}">{name}{more}</a>'

@@ -18,10 +18,10 @@ from mint.dashboard.site import HOUSE, SCOPE, Site
 from mint.errors import Unauthorized
 from tests.dashboard.folders import write_run
 
-KEYS = {"first": HOUSE, "second": "key-2"}
+KEYS: dict[str | None, str] = {"first": HOUSE, "second": "key-2"}
 
 
-def owner_of(key: str) -> str:
+def owner_of(key: str | None) -> str:
     if key not in KEYS:
         raise Unauthorized("no such key")
     return KEYS[key]
@@ -91,6 +91,24 @@ def test_signing_out_ends_the_session(tmp_path: Path) -> None:
     asked = client(tmp_path)
     sign_in(asked, "first")
     assert asked.get("/dashboard/logout").status_code == 303
+    assert asked.get("/dashboard/").status_code == 401
+
+
+def test_a_revoked_key_is_shut_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = client(tmp_path)
+    sign_in(asked, "second")
+    assert asked.get("/dashboard/").status_code == 200
+    monkeypatch.delitem(KEYS, "second")
+    assert asked.get("/dashboard/").status_code == 401
+
+
+def test_a_server_that_gets_its_first_key_asks_for_it_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = client(tmp_path)
+    monkeypatch.setitem(KEYS, None, HOUSE)  # no key is needed
+    assert asked.get("/dashboard/").json()["owner"] == HOUSE
+    monkeypatch.delitem(KEYS, None)
     assert asked.get("/dashboard/").status_code == 401
 
 

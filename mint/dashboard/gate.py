@@ -172,7 +172,8 @@ class Gate:
 def _address(scope: Scope) -> str:
     """Where this application was reached, as the machine itself can reach it."""
     host, port = scope["server"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if scope["scheme"] in ("https", "wss") else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _digest(token: str) -> bytes:

@@ -28,7 +28,7 @@ from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, STATUS_WORDS, ago, duration, number
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 0.25
 
 
 class RunPage:

@@ -35,7 +35,7 @@ def served(runs: Path, *options: str) -> Iterator[str]:
             child.terminate()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one of every kind."""
     folder = tmp_path_factory.mktemp("dashboard") / "runs"
@@ -52,13 +52,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     with served(runs, "--server", "http://127.0.0.1:9") as url:  # where nobody answers
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lives it has an event loop in this thread, which other tests must not meet
 def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).is_file():
         pytest.fail(f"there is no browser at {CHROMIUM}: install Chromium, or set CHROMIUM to where it is.")

@@ -37,8 +37,6 @@ def page(request: Request, title: str, place: str = "") -> Iterator[Viewer]:
     """The frame; the page is built inside."""
     viewer = viewer_of(request)
     ui.page_title(f"{title} · MinT")
-    theme = request.cookies.get("mint_theme")
-    ui.dark_mode(None if theme is None else theme == "dark")
     ui.colors(primary="#12a37f")
     mark = hashlib.sha256(b"".join((STATIC / name).read_bytes() for name in ("style.css", "mint.js"))).hexdigest()[:8]
     assets = viewer.link(ASSETS)

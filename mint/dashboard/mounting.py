@@ -44,6 +44,7 @@ def mount(
         mount_path=prefix or "/",
         title="MinT",
         favicon=ICON,
+        dark=None,  # as the system asks, until somebody chooses (static/mint.js)
         show_welcome_message=False,
         reconnect_timeout=30.0,
         tailwind=False,

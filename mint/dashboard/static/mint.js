@@ -82,10 +82,17 @@ window.mint = (() => {
     return document.body.classList.contains("body--dark");
   }
 
+  // Once the page stands; until then NiceGUI would set it back.
+  function applyTheme(dark) {
+    if (typeof setDark === "function" && document.querySelector(".topbar")) setDark(dark);
+    else setTimeout(() => applyTheme(dark), 20);
+  }
+  const chosen = /(?:^|; )mint_theme=(dark|light)/.exec(document.cookie);
+  if (chosen) applyTheme(chosen[1] === "dark");
+
   function toggleTheme() {
     const dark = !isDark();
-    const apply = () => (typeof setDark === "function" ? setDark(dark) : setTimeout(apply, 50));
-    apply();
+    applyTheme(dark);
     document.cookie = `mint_theme=${dark ? "dark" : "light"}; path=/; max-age=31536000; samesite=lax`;
   }
 

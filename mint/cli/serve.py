@@ -197,7 +197,7 @@ def _show(app: FastAPI, runs: Path) -> None:
     from mint.dashboard import mount
     from mint.server.auth import HOUSE
 
-    def owner_of(key: str) -> str:
+    def owner_of(key: str | None) -> str:
         user = app.state.server.keys.user(key)
         return HOUSE if user.admin else str(user.name)
 

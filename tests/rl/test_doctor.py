@@ -125,7 +125,8 @@ def a_sample(**fields: object) -> Sample:
         "sent_spread": 0.0, "uneven": False, "version": 0, "temperature": 1.0, "length": 5, "cut_off": False,
         "repeats": False,
         "surprise": 0.4, "gap": 1e-6, "shifted_gap": 0.5, "agrees": None, "misread": None, "garbled": False,
-        "end_inside": False, "logprobs": (), "tokens": (),
+        "end_inside": False, "logprobs": (), "tokens": (), "exact": None, "response": "", "trained": False,
+        "prompt_length": 20, "ended_by": "<end>", "oddity": None,
     }  # fmt: skip
     return Sample(**(values | fields))
 

@@ -1,4 +1,4 @@
-"""Sampling settings that change under a run: the temperature above all, logged or not."""
+"""Settings that change under a run: how answers are drawn, and the learning rate; logged or not."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ LITTLE, MOSTLY = 0.4, 0.7
 """Share of the jump, in logarithms, that the evaluations show as well: little, and it is the sampling that changed;
 most of it, and it is the policy."""
 LARGE = 0.25
+RATE_JUMP = 8.0
+"""Adam's steps are of the learning rate's size; what the data does to them stays well below this factor."""
+
+
+SETTINGS = ("top_p", "top_k", "min_p", "max_tokens")
 
 
 def check(run: Evidence) -> list[Finding]:
-    found = _logged(run) or _jump(run)
-    return [found] if found else []
+    found = _logged(run) or _setting(run) or _jump(run)
+    return [finding for finding in (found, _rate(run)) if finding]
 
 
 def _logged(run: Evidence) -> Finding | None:
@@ -50,6 +55,68 @@ def _logged(run: Evidence) -> Finding | None:
         {"before": float(values[at - 1]), "after": float(values[at])},
         shown(step.samples),
     )
+
+
+def _setting(run: Evidence) -> Finding | None:
+    """Another sampling parameter, where the loop records them."""
+    for name in SETTINGS:
+        numbers, values = run.series(f"sampling/{name}")
+        changed = np.flatnonzero(np.abs(np.diff(values)) > 1e-6)
+        if not len(changed):
+            continue
+        at = int(changed[0]) + 1
+        step = next(s for s in run.steps if s.number == numbers[at])
+        return Finding(
+            "sampling_changed",
+            "warning",
+            (numbers[at], numbers[at]),
+            f"{name} goes from {values[at - 1]:g} to {values[at]:g} at step {numbers[at]}: answers are drawn "
+            "differently from there on.",
+            "Rewards, lengths and entropies before and after are not comparable; find what changes the sampling "
+            "parameters and keep them for the whole run.",
+            0.95,
+            {"before": float(values[at - 1]), "after": float(values[at])},
+            shown(step.samples),
+        )
+    return None
+
+
+def _rate(run: Evidence) -> Finding | None:
+    """The learning rate as logged, or the size of the updates where the log says nothing of it."""
+    scheduled = not isinstance(run.config.get("learning_rate"), int | float)
+    lr_numbers, lr = run.series("optim/lr")
+    numbers, update = run.series("optim/update_norm")
+    logged = dict(zip(lr_numbers, lr, strict=True))
+    for at in range(AROUND, len(update) - AROUND + 1):
+        before, after = float(np.median(update[at - AROUND : at])), float(np.median(update[at : at + AROUND]))
+        told = logged.get(numbers[at], 1.0) / (logged.get(numbers[at - 1]) or 1.0)
+        factor = after / before if before > 0 else 1.0
+        sudden = update[at] / update[at - 1] if update[at - 1] > 0 else 1.0
+        if scheduled or not (_apart(factor) and _apart(sudden)):
+            continue
+        step = next(s for s in run.steps if s.number == numbers[at])
+        said = (
+            f"the learning rate goes from {logged[numbers[at - 1]]:g} to {logged[numbers[at]]:g}"
+            if _apart(told)
+            else f"updates become {max(factor, 1 / factor):.0f} times {'larger' if factor > 1 else 'smaller'}, "
+            "although the logged learning rate stays"
+        )
+        return Finding(
+            "learning_rate_changed",
+            "alarm" if factor > 1 else "warning",
+            (numbers[at], numbers[at]),
+            f"At step {numbers[at]} {said}: from there on the run is another one.",
+            "Find what sets the learning rate there (a schedule that ends, a resumed optimizer, a unit); a change on "
+            'purpose belongs into the configuration ("linear 1e-3 -> 1e-4").',
+            0.96,
+            {"update before": before, "update after": after, "learning rate, after to before": told},
+            shown(step.samples),
+        )
+    return None
+
+
+def _apart(factor: float) -> bool:
+    return not 1 / RATE_JUMP < factor < RATE_JUMP
 
 
 def _surprise(step: Step) -> tuple[float, float]:

@@ -98,16 +98,18 @@ def _early(span: tuple[int, int], samples: Sequence[Sample]) -> Finding | None:
         return None
     earned, usual = (float(np.mean([s.reward for s in some])) for some in (stopped, ended))
     spread = float(np.std([s.reward for s in samples])) * math.sqrt(1 / len(ended) + 1 / len(stopped))
-    if usual - earned < SURE * spread or usual - earned < WORSE * abs(usual):
+    costly = usual - earned > SURE * spread and usual - earned > WORSE * abs(usual)
+    inside = [s for s in stopped if s.ended_by[-1:].isalnum()]  # stops are made of marks and line ends, not of words
+    if not costly and len(inside) < MANY * len(samples):
         return None
     piece, count = Counter(s.ended_by for s in stopped).most_common(1)[0]
     return Finding(
         "stops_early",
-        "alarm",
+        "alarm" if costly else "warning",
         span,
         f"{len(stopped) / len(samples):.0%} of the answers end at a stop that is not the model's end token, most "
-        f"often at {piece!r}, and earn {earned:.2f} where answers the model ended itself earn {usual:.2f}: they are "
-        "cut off in the middle.",
+        f"often at {piece!r}, and earn {earned:.2f} where answers the model ended itself earn {usual:.2f}: they "
+        f"{'are' if costly else 'may be'} cut off in the middle.",
         "Look at the stop strings and token ids in the sampling parameters; only what never stands inside an answer "
         "may be among them.",
         0.95,

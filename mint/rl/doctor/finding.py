@@ -20,10 +20,11 @@ _CHANGED = frozenset({"temperature_changed", "sampling_changed", "learning_rate_
 _LOOP = frozenset(
     {"wrong_advantage", "one_sided_advantages", "dropped_rollouts", "foreign_datums", "missing_updates", "mask"}
 )
+_GRADER = frozenset({"reward_sign", "pays_wrong_answers", "reward_unrelated", "rejects_reference", "wrong_reference"})
 _SAMPLER = frozenset({"stale_sampler", "mismatch", "shifted_logprobs", "staleness"})
 
 FOLLOWS_FROM: dict[str, frozenset[str]] = {
-    "all_right": frozenset({"grader_errors", "same_prompt"}),
+    "all_right": frozenset({"grader_errors", "same_prompt", "pays_wrong_answers"}),
     "all_wrong": _PROMPT | _ENDING | _CHANGED | {
         "truncated", "grader_errors", "rejects_reference", "same_prompt", "learning_rate_large", "reward_sign",
         "wrong_reference", "one_sided_advantages",
@@ -36,14 +37,16 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "same_answer": _PROMPT | _ENDING | _CHANGED | {
         "same_prompt", "learning_rate_large", "reward_hacking", "reward_sign", "one_sided_advantages",
     },
-    "collapse": _CHANGED | _LOOP | {"reward_hacking", "learning_rate_large", "same_answer", "reward_sign"},
-    "repetition": _PROMPT | _CHANGED | {
+    "collapse": _CHANGED | _LOOP | _GRADER | {"reward_hacking", "learning_rate_large", "same_answer"},
+    "repetition": _PROMPT | _CHANGED | _GRADER | {
         "stop_token_missing", "learning_rate_large", "reward_hacking", "length_drift",
     },
-    "length_drift": _CHANGED | {"reward_hacking", "learning_rate_large", "reward_sign", "data_order"},
-    "reward_hacking": _CHANGED | {"reward_sign", "leaked_holdout", "data_order", "rejects_reference"},
+    "length_drift": _CHANGED | _GRADER | {"reward_hacking", "learning_rate_large", "data_order"},
+    "reward_hacking": _CHANGED | {"reward_sign", "rejects_reference", "leaked_holdout", "data_order"},
     "reward_sign": frozenset({"wrong_reference"}),
     "rejects_reference": frozenset({"wrong_reference"}),
+    "reward_unrelated": frozenset({"wrong_reference", "contradictory_grades", "grader_errors"}),
+    "pays_wrong_answers": frozenset({"wrong_reference", "contradictory_grades", "grader_errors"}),
     "reward_fell": _CHANGED | _LOOP | _SAMPLER | {"learning_rate_large", "reward_sign", "data_order"},
     "spike": _CHANGED | _SAMPLER | {"learning_rate_large", "reward_scale"},
     "learning_rate_large": frozenset({"learning_rate_changed"}),
@@ -63,7 +66,7 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "no_progress": _LOOP | _SAMPLER | {
         "frozen", "learning_rate_small", "contradictory_grades", "reward_sign", "learning_rate_changed",
     },
-    "saturation": frozenset({"all_right"}),
+    "saturation": frozenset({"all_right", "pays_wrong_answers", "reward_unrelated"}),
     "few_groups_with_signal": _PROMPT | _ENDING | {
         "all_right", "all_wrong", "grader_errors", "truncated", "wrong_reference", "sampling_changed",
     },

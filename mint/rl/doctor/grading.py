@@ -21,6 +21,8 @@ SUCCESS_TERM = re.compile(
 """Terms that measure what is wanted, by their name; others (format, cost, lengths) need not go with the reward."""
 SOME_ERRORS, MANY_ERRORS = 0.05, 0.25
 FEWEST_ROLLOUTS = 32
+FULL, PAID = 0.95, 0.25
+UNRELATED = 0.2
 REJECTED, REJECTED_EXACT = 0.8, 0.3
 """The reference may stand in a wrong answer by chance; an answer that is nothing but the reference is right."""
 FEWEST_PROBLEMS = 16
@@ -32,7 +34,8 @@ FEWEST_PAIRS = 20
 
 
 def check(run: Evidence) -> list[Finding]:
-    found = (_errors(run), _contradicts(run), _sign(run), _rejects_reference(run), _other_references(run))
+    found = [_errors(run), _contradicts(run), _sign(run), _other_references(run)]
+    found += [_unrelated(run) or _pays_wrong(run) or _rejects_reference(run)]
     return [finding for finding in found if finding]
 
 
@@ -131,6 +134,62 @@ def _sign(run: Evidence) -> Finding | None:
         0.98,
         {"correlation of reward and success": r, "rollouts": len(known)},
         shown(s for s, _ in (paid[0], paid[-1])),
+    )
+
+
+def _pays_wrong(run: Evidence) -> Finding | None:
+    """Where right answers are numbers it is plain which answers are wrong: other numbers."""
+    wrong = [s for s in run.samples if _another_number(s)]
+    if len(wrong) < FEWEST_ROLLOUTS:
+        return None
+    lowest, highest = min(s.reward for s in run.samples), max(s.reward for s in run.samples)
+    paid = [s for s in wrong if s.reward >= lowest + FULL * (highest - lowest)]
+    if lowest == highest or len(paid) < PAID * len(wrong) or _sign(run):
+        return None
+    share = len(paid) / len(wrong)
+    return Finding(
+        "pays_wrong_answers",
+        "alarm",
+        run.span,
+        f"{share:.0%} of the answers that are a number other than the reference earn the full reward: the grader "
+        "accepts wrong answers.",
+        "Grade the two answers by hand. Usual causes: an exception caught and counted as right, a comparison with part "
+        "of the text or with the prompt, a check of the form instead of the answer.",
+        0.88,
+        {"wrong numbers": len(wrong), "paid in full": share, "full reward": highest},
+        shown(paid),
+    )
+
+
+def _another_number(sample: Sample) -> bool:
+    try:
+        return float(sample.response.strip().replace(",", "")) != float((sample.reference or "").replace(",", ""))
+    except ValueError:
+        return False
+
+
+def _unrelated(run: Evidence) -> Finding | None:
+    """What answers earn says nothing about whether they are right."""
+    known = [s for s in run.samples if s.agrees is not None]
+    r = correlation([s.reward for s in known], [float(s.agrees or 0) for s in known])
+    right = [s for s in known if s.agrees]
+    if r is None or len(right) < FEWEST_ROLLOUTS or len(known) - len(right) < FEWEST_ROLLOUTS:
+        return None
+    if not -0.3 < r < UNRELATED or r + 3 / np.sqrt(len(known)) > 2 * UNRELATED:
+        return None
+    wrong = [s for s in known if not s.agrees]
+    earned = [float(np.mean([s.reward for s in some])) for some in (right, wrong)]
+    return Finding(
+        "reward_unrelated",
+        "alarm",
+        run.span,
+        f"The reward does not tell right from wrong: answers with the reference earn {earned[0]:.2g} on average, "
+        f"answers without it {earned[1]:.2g} (correlation {r:+.2f}). It pays for something else.",
+        "Grade a right and a wrong answer by hand and see what the reward looks at: a length, a word, a format, "
+        "another problem's answer.",
+        0.89,
+        {"correlation of reward and reference": r, "rollouts": len(known)},
+        shown([max(wrong, key=lambda s: s.reward), min(right, key=lambda s: s.reward)]),
     )
 
 

@@ -14,6 +14,8 @@ AROUND = 3
 JUMP = 4.5
 """Standard errors: every step of a window is a place where one could be."""
 FACTOR = 1.5
+UNEXPLAINED = 2.0
+"""A factor that learning does not make at one stroke, for where no evaluation says whether it was the policy."""
 BETTER_FIT = 0.8
 """Two levels must leave at most this much of the scatter that a straight line leaves."""
 LITTLE, MOSTLY = 0.4, 0.7
@@ -87,12 +89,13 @@ def _rate(run: Evidence) -> Finding | None:
     lr_numbers, lr = run.series("optim/lr")
     numbers, update = run.series("optim/update_norm")
     logged = dict(zip(lr_numbers, lr, strict=True))
-    for at in range(AROUND, len(update) - AROUND + 1):
+    for at in range(AROUND, len(update)):
         before, after = float(np.median(update[at - AROUND : at])), float(np.median(update[at : at + AROUND]))
         told = logged.get(numbers[at], 1.0) / (logged.get(numbers[at - 1]) or 1.0)
         factor = after / before if before > 0 else 1.0
         sudden = update[at] / update[at - 1] if update[at - 1] > 0 else 1.0
-        if scheduled or not (_apart(factor) and _apart(sudden)):
+        lasts = len(update) - at >= AROUND or numbers[-1] < run.span[1] - AROUND  # or ended what there was to learn
+        if scheduled or not (_apart(factor) and _apart(sudden) and (lasts or _apart(told))):
             continue
         step = next(s for s in run.steps if s.number == numbers[at])
         said = (
@@ -141,6 +144,8 @@ def _jump(run: Evidence) -> Finding | None:
     if explained is not None and explained > MOSTLY:
         return None
     same_policy = explained is not None and explained < LITTLE
+    if not same_policy and 1 / UNEXPLAINED < after / before < UNEXPLAINED:
+        return None
     return Finding(
         "temperature_changed",
         "alarm" if same_policy else "warning",

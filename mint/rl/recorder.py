@@ -281,22 +281,20 @@ class Recorder:
 
     def _match(self, scored: Sequence[_Scored], call: TrainCall, output: Any) -> int:
         """Gives every datum to the rollout it was made from; how many belong to none."""
-        waiting: dict[tuple[int, ...], list[_Scored]] = defaultdict(list)
+        owners: dict[tuple[int, ...], list[_Scored]] = defaultdict(list)
         for one in scored:
-            if one.sent is None:
-                waiting[tuple(one.tokens)].append(one)
+            owners[tuple(one.tokens)].append(one)
         unknown = 0
         for datum, result in zip(call.data_D, output.loss_fn_outputs, strict=True):
             inputs = datum.loss_fn_inputs
             if "advantages" not in inputs:
                 continue
-            owners = waiting.get((*datum.model_input.to_ints(), int(inputs["target_tokens"].to_numpy()[-1])))
-            if not owners:
-                unknown += 1
-                continue
-            owner = owners.pop(0)
-            owner.sent = _as_sent(datum, owner.sampled_positions())
-            owner.train_logprobs = np.asarray(result["logprobs"].to_numpy(), dtype=np.float64)
+            of_these = owners.get((*datum.model_input.to_ints(), int(inputs["target_tokens"].to_numpy()[-1])), [])
+            unknown += not of_these
+            owner = next((one for one in of_these if one.sent is None), None)  # one sent again stays as it was first
+            if owner is not None:
+                owner.sent = _as_sent(datum, owner.sampled_positions())
+                owner.train_logprobs = np.asarray(result["logprobs"].to_numpy(), dtype=np.float64)
         return unknown
 
     def _complete_config(self, now: _Step) -> None:

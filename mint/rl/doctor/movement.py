@@ -26,7 +26,7 @@ def check(run: Evidence) -> list[Finding]:
         found: Finding | None = _not_stepped(run, len(wasted), len(updates))
     else:
         found = (_by_evaluation(run) or _by_updates(run)) if len(updates) >= FEWEST_STEPS else None
-    return [finding for finding in (found, _replaced(run)) if finding]
+    return [finding for finding in (found, _replaced(run), _repeated(run)) if finding]
 
 
 def _not_stepped(run: Evidence, steps: int, updates: int) -> Finding:
@@ -71,6 +71,26 @@ def _replaced(run: Evidence) -> Finding | None:
         0.97,
         figures,
         shown(step.samples),
+    )
+
+
+def _repeated(run: Evidence) -> Finding | None:
+    """Own loops only: `mint.rl.recorder` counts datums sent again before an optimizer step."""
+    numbers, repeated = run.series("train/datums_repeated")
+    often = [number for number, count in zip(numbers, repeated, strict=True) if count]
+    if len(often) < max(FEWEST_STEPS, 0.5 * len(numbers)):
+        return None
+    return Finding(
+        "repeated_datums",
+        "warning",
+        (often[0], often[-1]),
+        f"In {len(often)} of {len(numbers)} steps the same datums were sent to forward_backward again before the "
+        "optimizer step: their gradient counts twice.",
+        "Send each datum once an optimizer step; a retry after an error must not send again what went through, and "
+        "several passes over a batch need an optimizer step between them.",
+        0.9,
+        {"datums sent again": float(repeated.sum()), "steps": len(often)},
+        shown(run.steps[-1].samples),
     )
 
 

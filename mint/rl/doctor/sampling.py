@@ -14,6 +14,8 @@ AROUND = 3
 JUMP = 4.5
 """Standard errors: every step of a window is a place where one could be."""
 FACTOR = 1.5
+TINY = 1e-3
+"""Nats a token below which an answer is certain, and no factor means anything."""
 UNEXPLAINED = 2.0
 """A factor that learning does not make at one stroke, for where no evaluation says whether it was the policy."""
 BETTER_FIT = 0.8
@@ -164,23 +166,27 @@ def _jump(run: Evidence) -> Finding | None:
 
 
 def _jump_at(means: np.ndarray, errors: np.ndarray, at: int) -> float:
-    """By how many standard errors the levels before and after `at` differ; 0 where a slow drift fits as well."""
+    """By how many standard errors the levels before and after `at` differ; 0 where a slow drift fits as well, or where
+    the steps next to it do not differ as the whole does."""
     before, after = means[:at], means[at:]
     error = math.hypot(*(np.sqrt((part**2).sum()) / len(part) for part in (errors[:at], errors[at:])))
-    levels = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
-    steps = np.arange(len(means))
-    drift = ((means - np.polyval(np.polyfit(steps, means, 1), steps)) ** 2).sum()
-    factor = max(before.mean(), after.mean()) / max(min(before.mean(), after.mean()), 1e-6)
-    if factor < FACTOR or levels > BETTER_FIT * drift:
+    # In logarithms, where the entropy of a policy that learns falls along a line.
+    logs = np.log(np.maximum(means, TINY))
+    levels = sum(((part - part.mean()) ** 2).sum() for part in (logs[:at], logs[at:]))
+    steps = np.arange(len(logs))
+    drift = ((logs - np.polyval(np.polyfit(steps, logs, 1), steps)) ** 2).sum()
+    whole = float(logs[at:].mean() - logs[:at].mean())
+    near = float(np.median(logs[at : at + AROUND]) - np.median(logs[at - AROUND : at]))
+    if min(abs(whole), abs(near)) < math.log(FACTOR) or whole * near < 0 or levels > BETTER_FIT * drift:
         return 0.0
     return float(abs(after.mean() - before.mean()) / max(error, 1e-9))
 
 
 def _held_out(run: Evidence, number: int) -> float | None:
-    """By what factor the evaluations' surprise changed across the step."""
+    """By what factor the evaluations' surprise changed from before the step to after it, as the rollouts' is taken."""
     before = [e for e in run.evaluations if e.version < number]
     after = [e for e in run.evaluations if e.version >= number]
     if not before or not after:
         return None
-    old, new = (float(np.mean([s.surprise for s in e.samples])) for e in (before[-1], after[0]))
+    old, new = (float(np.mean([s.surprise for e in some for s in e.samples])) for some in (before, after))
     return new / old if old > 0 and new > 0 else None

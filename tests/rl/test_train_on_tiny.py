@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mint.rl.algorithms import STARTING_GROUP_SIZE, get_algorithm
 from mint.rl.rundir import RunDir
 from mint.rl.train import Config, train
 from tests.rl.conftest import ROOT
@@ -69,6 +70,19 @@ def test_reward_rises_on_problems_never_trained_on(tiny_server, tmp_path):
     assert np.mean([line["env/all/reward/total"] for line in lines[6:8]]) > lines[0]["env/all/reward/total"] + 0.1
     assert lines[0]["kl_policy_base"] == pytest.approx(0, abs=1e-5) and lines[7]["kl_policy_base"] > 0.005
     assert max(line["optim/kl_sample_train_max"] for line in lines[:8]) < 1e-3
+
+
+def test_the_starting_point_runs_with_its_kl_term_in_the_advantages(tiny_server, tmp_path):
+    config = addition_config(
+        tiny_server, tmp_path, groups_per_batch=4, group_size=STARTING_GROUP_SIZE, num_batches=3, tests=1, eval_every=0,
+        **get_algorithm("starting_point", max_tokens=8),
+    )  # fmt: skip
+    assert (config.learning_rate, config.kl_penalty_coef, STARTING_GROUP_SIZE) == (1e-5, 0.05, 4)
+    run = train(config)
+    assert 0 < run.metrics()[2]["kl_policy_base"] < 1e-3
+    trained = [record for record in run.rollouts(2) if record.trained]
+    sampled = [[a for a, m in zip(r.advantages, r.mask, strict=True) if m] for r in trained]
+    assert any(len(set(advantages)) > 1 for advantages in sampled), "without the term all tokens of an answer are alike"
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -17,7 +17,7 @@ FEWEST = 32
 NEARLY_ALL = 0.9
 MANY = 0.3
 RECENT = 256
-WORSE = 0.5
+SOME, WORSE = 0.1, 0.5
 HARMLESS = 0.8
 """Cut-off answers that earn this share of what whole ones do lose nothing that the grader looks at."""
 
@@ -100,7 +100,7 @@ def _early(span: tuple[int, int], samples: Sequence[Sample]) -> Finding | None:
     spread = float(np.std([s.reward for s in samples])) * math.sqrt(1 / len(ended) + 1 / len(stopped))
     costly = usual - earned > SURE * spread and usual - earned > WORSE * abs(usual)
     inside = [s for s in stopped if s.ended_by[-1:].isalnum()]  # stops are made of marks and line ends, not of words
-    if not costly and len(inside) < MANY * len(samples):
+    if not costly and (len(inside) < SOME * len(samples) or len(ended) < len(stopped)):
         return None
     piece, count = Counter(s.ended_by for s in stopped).most_common(1)[0]
     return Finding(

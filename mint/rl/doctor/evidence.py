@@ -312,9 +312,13 @@ def _misread(record: RolloutRecord) -> str | None:
         ("response", "response", record.completion_text),
     ):
         said = logs.get(key)  # without the special tokens, which a renderer leaves out
-        if isinstance(said, str) and _without_spaces(said) not in _without_spaces(SPECIAL.sub("", text)):
+        if isinstance(said, str) and _plain(said) not in _plain(text):
             return name
     return None
+
+
+def _plain(text: str) -> str:
+    return _without_spaces(SPECIAL.sub("", text))
 
 
 def _garbled(text: str, limit: float) -> bool:

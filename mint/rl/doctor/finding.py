@@ -24,7 +24,7 @@ _GRADER = frozenset({"reward_sign", "pays_wrong_answers", "reward_unrelated", "r
 _SAMPLER = frozenset({"stale_sampler", "mismatch", "shifted_logprobs", "staleness"})
 
 FOLLOWS_FROM: dict[str, frozenset[str]] = {
-    "all_right": frozenset({"grader_errors", "same_prompt", "pays_wrong_answers"}),
+    "all_right": frozenset({"grader_errors", "same_prompt", "pays_wrong_answers", "reward_unrelated"}),
     "all_wrong": _PROMPT | _ENDING | _CHANGED | {
         "truncated", "grader_errors", "rejects_reference", "same_prompt", "learning_rate_large", "reward_sign",
         "wrong_reference", "one_sided_advantages",
@@ -61,6 +61,8 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "mismatch": frozenset({"stale_sampler", "shifted_logprobs"}),
     "staleness": frozenset({"stale_sampler"}),
     "one_sided_advantages": frozenset({"dropped_rollouts"}),
+    "wrong_advantage": frozenset({"kl_outweighs_reward"}),
+    "kl_outweighs_reward": frozenset({"reward_scale"}),
     "frozen": frozenset({"stale_sampler", "all_wrong", "all_right", "identical_samples", "group_of_one"}),
     "learning_rate_small": frozenset({"frozen", "stale_sampler", "kl_outweighs_reward", "learning_rate_changed"}),
     "no_progress": _LOOP | _SAMPLER | {

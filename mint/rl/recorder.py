@@ -32,6 +32,7 @@ import numpy as np
 import mint
 from mint.errors import BadRequest
 from mint.rl.doctor import Finding, Watch
+from mint.rl.ledger import Ledger
 from mint.rl.metrics import compute_kl_sample_train
 from mint.rl.rollout_log import TextOf, rollout_records
 from mint.rl.rundir import RunDir
@@ -132,6 +133,7 @@ class Recorder:
         self.step = 0
         self.say = say
         self._watch = Watch(self.run_dir, self.config, every)
+        self._ledger = Ledger(self.run_dir)
         self._text: TextOf | None = None
         self._lock = threading.Lock()
         self._calls: list[SampleCall] = []
@@ -234,6 +236,7 @@ class Recorder:
         scored_P = _by_group(now.scored)
         groups, trained = self._sampled(scored_P), _trained(scored_P)
         logged = group_metrics(self.step, groups) | _sampling_metrics(now.scored) | _update_metrics(now)
+        logged |= self._ledger.record(self.step, groups)
         logged |= compute_kl_sample_train(trained.data_D, trained.logprobs_D)
         logged |= {"train/unknown_datums": float(unknown), "training_client/step": self.step + 1.0} | dict(
             metrics or {}

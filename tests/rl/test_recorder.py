@@ -12,6 +12,7 @@ import mint
 from mint.errors import BadRequest
 from mint.rl.doctor import diagnose
 from mint.rl.doctor.evidence import read_evidence
+from mint.rl.ledger import Ledger
 from mint.rl.recorder import Recorder
 from mint.rl.rundir import RunDir
 from mint.types import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams
@@ -70,6 +71,7 @@ def test_what_went_over_the_wire_is_in_the_run_directory(client, run):
         "mine", "importance_sampling", 0.9, 6,
     )  # fmt: skip
     assert [line["step"] for line in lines] == [0, 1] and lines[1]["mine"] == 7.0
+    assert len(Ledger(run.run_dir, 2).visits) == 3
     assert lines[1]["optim/lr"] == 1e-3 and lines[1]["train/datums"] == 12 and lines[1]["train/unknown_datums"] == 0
     assert lines[1]["env/all/reward/total"] == 1.5 and lines[1]["optim/kl_sample_train_max"] < 1e-4
     assert [(r.group, r.member, r.problem) for r in records] == [(g, m, f"p{g}") for g in range(3) for m in range(4)]

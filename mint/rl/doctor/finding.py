@@ -51,7 +51,7 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "spike": _CHANGED | _SAMPLER | {"learning_rate_large", "reward_scale"},
     "learning_rate_large": frozenset({"learning_rate_changed"}),
     "leaked_holdout": frozenset({"same_prompt"}),
-    "data_order": frozenset({"same_prompt"}),
+    "data_order": frozenset({"same_prompt", "duplicate_prompts"}),
     "temperature_changed": frozenset(
         {
             "learning_rate_large", "learning_rate_changed", "weights_replaced", "stop_token_missing", "repetition",

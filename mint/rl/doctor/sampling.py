@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from mint.rl.doctor.evidence import Evidence, Step
+from mint.rl.doctor.evidence import Evidence, Sample, Step
 from mint.rl.doctor.finding import Finding, shown
 
 AROUND = 3
@@ -124,18 +125,31 @@ def _apart(factor: float) -> bool:
     return not 1 / RATE_JUMP < factor < RATE_JUMP
 
 
-def _surprise(step: Step) -> tuple[float, float]:
+def _surprise(groups: Sequence[Sequence[Sample]]) -> tuple[float, float]:
     """Mean and its standard error, groups being the independent draws."""
-    groups = [float(np.mean([s.surprise for s in group])) for group in step.groups]
-    return float(np.mean(groups)), float(np.std(groups, ddof=1)) / math.sqrt(len(groups))
+    means = [float(np.mean([s.surprise for s in group])) for group in groups]
+    return float(np.mean(means)), float(np.std(means, ddof=1)) / math.sqrt(len(means))
+
+
+def _first_seen(run: Evidence) -> list[tuple[Step, list[list[Sample]]]]:
+    """The steps with their groups on new problems: answers to those trained on before are surer for that reason."""
+    seen: set[int] = set()
+    found = []
+    for step in run.steps:
+        new = [group for group in step.groups if group[0].prompt_key not in seen]
+        seen |= {group[0].prompt_key for group in step.groups}
+        if len(new) > 2:
+            found.append((step, new))
+    return found
 
 
 def _jump(run: Evidence) -> Finding | None:
     """The answers become less or more likely from one step to the next, by more than one update explains."""
-    steps = [step for step in run.steps if len(step.groups) > 2]
+    fresh = _first_seen(run)
+    steps = [step for step, _ in fresh]
     if len(steps) < 2 * AROUND or not run.complete:
         return None
-    means, errors = np.array([_surprise(step) for step in steps]).T
+    means, errors = np.array([_surprise(groups) for _, groups in fresh]).T
     sure, at = max((_jump_at(means, errors, at), at) for at in range(AROUND, len(steps) - AROUND + 1))
     if sure < JUMP:
         return None

@@ -32,9 +32,13 @@ class Limits:
     took, twenty times over, if that is more."""
     state_bytes: int = 64 * MIB
     """The same in bytes of requests."""
+    room_seconds: float = 300.0
+    """How long a new model waits for room on a full disk; clients retry a request for as long."""
     pending_samples: int = 65_536
     """Sequences asked for and not yet sampled; beyond it samples are answered 429."""
     sweep_seconds: float = 10.0
+    keys_seconds: float = 1.0
+    """How long a key that was made, changed or revoked by another process may go unnoticed."""
     link_seconds: float = 3600.0
     """How long a download link works."""
     token_seconds: float = 24 * 3600.0

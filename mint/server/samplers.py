@@ -8,6 +8,7 @@ is lost, each policy comes back on its next use, and the samples that were under
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
@@ -26,10 +28,14 @@ from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
+from mint.server.meter import Meter
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
+
+log = logging.getLogger("mint.server")
 
 CLONE_BLOCK = 10**9
 """Clones of a sampling client number their requests from here, block by block."""
@@ -42,7 +48,11 @@ class Policy:
     name: str
     base_model: str
     folder: str | None = None
+    """Of a snapshot; a checkpoint's files are fetched when they are needed."""
+    checkpoint: CheckpointRow | None = None
     ephemeral: bool = False
+    run: str | None = None
+    """The run whose weights they are; None for a base model."""
     facts: ModelFacts | None = None
     """Set once it can be sampled, in the engine of this `generation`."""
     generation: int = 0
@@ -68,6 +78,7 @@ class Samplers:
         limits: Limits,
         snapshots: Path,
         trial: Trial,
+        meter: Meter,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -77,6 +88,7 @@ class Samplers:
         self._limits = limits
         self._snapshots = snapshots
         self._trial = trial
+        self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
         self._pending = 0
@@ -105,22 +117,22 @@ class Samplers:
             raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
         return sampler_id
 
-    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts) -> Sampler:
+    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
         """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
-        policy = self._snapshot(sampler_id, facts.name)
+        policy = self._snapshot(sampler_id, facts.name, run)
         policy.facts, policy.generation = facts, self._backend.generation
         if (row := self._store.get(SamplerRow, sampler_id)) is not None:
             self._live[sampler_id] = Sampler(row, policy)
             return self._live[sampler_id]
-        return self._add(session, sampler_id, policy, None)
+        return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
 
     def snapshot_folder(self, sampler_id: str) -> Path:
         return self._snapshots / quote(sampler_id, safe="")
 
-    def _snapshot(self, sampler_id: str, base_model: str) -> Policy:
-        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True)
+    def _snapshot(self, sampler_id: str, base_model: str, run: str | None) -> Policy:
+        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True, run=run)
 
-    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
+    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None, *more: Row) -> Sampler:
         row = SamplerRow(
             id=sampler_id,
             session_id=session.id,
@@ -129,7 +141,12 @@ class Samplers:
             model_path=path,
             ephemeral=policy.ephemeral,
         )
-        self._store.add(row)
+        try:
+            self._store.add(row, *more)
+        except OperationalError as error:
+            if not (policy.ephemeral and is_full(error)):
+                raise
+            log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 
@@ -143,7 +160,8 @@ class Samplers:
             if not row.ephemeral:
                 policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
             elif self.snapshot_folder(sampler_id).is_dir():
-                policy = self._snapshot(sampler_id, row.base_model)
+                taken = self._store.get(SnapshotRow, sampler_id)
+                policy = self._snapshot(sampler_id, row.base_model, None if taken is None else taken.run_id)
             else:
                 raise NotFound(
                     f"sampling session {sampler_id} was a snapshot, and is gone: the server was restarted without it "
@@ -179,7 +197,7 @@ class Samplers:
     def _saved(self, row: CheckpointRow) -> Policy:
         base_model = self._checkpoints.run_of(row).base_model
         # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, str(self._checkpoints.folder(row)))
+        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row, run=row.run_id)
 
     def _shared(self, policy: Policy) -> Policy:
         return self._policies.setdefault(policy.name, policy)
@@ -192,8 +210,11 @@ class Samplers:
 
     async def _load(self, policy: Policy) -> None:
         facts = await self._catalogue.load(policy.base_model)
+        folder = policy.folder
+        if policy.checkpoint is not None:
+            folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
+        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:
@@ -219,15 +240,16 @@ class Samplers:
         """Settles the promise with the samples."""
         self._count_until(promise.settled, request.num_samples)
         policy.used = time.monotonic()
-        promise.run(self._sample(policy, request))
+        promise.run(self._sample(policy, request, promise.owner))
 
-    async def _sample(self, policy: Policy, request: SampleRequest) -> Answer:
+    async def _sample(self, policy: Policy, request: SampleRequest, owner: str) -> Answer:
         for _ in range(DEATHS):
             facts = await self.ready(policy)
             check_sample(request, *sizes(facts))
             generation = self._backend.generation
             try:
-                return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+                work = self._backend.sample(policy.name, request)
+                return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -237,12 +259,15 @@ class Samplers:
         )
 
     async def begin(
-        self, policy: Policy, request: SampleRequest, on_tokens: OnTokens | None = None
+        self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        work = asyncio.wrap_future(self._backend.sample(policy.name, request, on_tokens))
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+        drawing = self._backend.sample(policy.name, request, on_tokens)
+        work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
+        self._meter.quotas.hold(owner, work)
         self._count_until(work, request.num_samples)
         return work
 

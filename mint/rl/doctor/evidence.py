@@ -283,6 +283,8 @@ def _agrees(reference: str | None, response: object) -> bool | None:
 
 def stands_in(reference: str, response: str) -> bool:
     """As words of their own, whatever the case."""
+    if reference.strip().lower() not in response.lower():
+        return False
     return re.search(rf"(?<!\w){re.escape(reference.strip())}(?!\w)", response, re.IGNORECASE) is not None
 
 

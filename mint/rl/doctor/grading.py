@@ -26,6 +26,8 @@ UNRELATED = 0.2
 REJECTED, REJECTED_EXACT = 0.8, 0.3
 """The reference may stand in a wrong answer by chance; an answer that is nothing but the reference is right."""
 FEWEST_PROBLEMS = 16
+COMPARED_STEPS, COMPARED_GROUPS = 10, 12
+"""Every answer with every reference of its step: enough of them to see, few enough for a look to stay cheap."""
 FITS_ANOTHER = 0.2
 COMMON = 0.05
 """If a further problem's reference fits as often as this, references are too few or too short to tell them apart."""
@@ -222,13 +224,15 @@ def _rejects_reference(run: Evidence) -> Finding | None:
 
 def _other_references(run: Evidence) -> Finding | None:
     """Answers that fit the reference of another problem rather than their own."""
-    groups = [group for step in run.steps for group in step.groups if group[0].reference and group[0].response]
-    if len({group[0].reference for group in groups}) < FEWEST_PROBLEMS:
+    steps = [
+        [group for group in step.groups if group[0].reference and group[0].response][:COMPARED_GROUPS]
+        for step in run.steps[-COMPARED_STEPS:]
+    ]
+    if len({group[0].reference for there in steps for group in there}) < FEWEST_PROBLEMS:
         return None
     own, fits, chance = [], [], []
     telling: list[tuple[float, Sample]] = []
-    for step in run.steps:
-        there = [group for group in step.groups if group[0].reference and group[0].response]
+    for there in steps:
         for group in there:
             others = {o[0].reference or "" for o in there} - {group[0].reference}
             if not others:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.attention import PackedAttention
 from mint.engine.batch import Batch, pack, plan, read_data
 from mint.engine.logprobs import target_logprobs
-from mint.engine.lora import Adapter, Rows
+from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES, LossFn, LossTokens, Terms
 from mint.engine.model import BaseModel
 from mint.errors import BadRequest
@@ -33,8 +32,11 @@ MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 class Trainer:
     """Runs forward and backward passes of adapters over one base model."""
 
-    def __init__(self, model: BaseModel, token_budget: int | None = None) -> None:
+    def __init__(self, model: BaseModel, token_budget: int | None = None, lean: bool = False) -> None:
+        """`lean`: keeps one hidden state a layer and token for the backward pass, and computes the rest again: a third
+        more work for a fraction of the memory."""
         self._model = model
+        self._lean = lean
         self._token_budget = token_budget or _token_budget(model)
 
     def forward_backward(
@@ -53,10 +55,10 @@ class Trainer:
         logprobs: dict[int, TensorData] = {}
         gradients: list[Tensor] | None = None
         tally = _Tally()
-        for indices in plan([len(example.tokens_N) for example in examples], self._token_budget):
+        for indices in plan([example.tokens_N for example in examples], self._token_budget):
             batch = pack(indices, examples, self._model.device)
-            logprobs_TK, found = self._micro_batch(adapter, batch, LOSSES[loss_fn], options, backward, tally)
-            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_TK)), strict=True))
+            logprobs_S, found = self._micro_batch(adapter, batch, LOSSES[loss_fn], options, backward, tally)
+            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
             if gradients is None:
                 gradients = found
             elif found is not None:
@@ -78,22 +80,20 @@ class Trainer:
     ) -> tuple[Tensor, list[Tensor] | None]:
         model = self._model
         model.use_threads()
-        rows: Rows = [(adapter, len(batch.tokens_T))]
         with torch.set_grad_enabled(backward):
-            attend = PackedAttention(batch.lengths, model.device)
-            hidden_TH = model.hidden(batch.tokens_T, batch.positions_T, attend, rows)
-            logprobs_TK = target_logprobs(model, adapter, hidden_TH, batch.targets_TK, options.get("temperature", 1.0))
-            tokens = batch.loss_tokens(logprobs_TK)
+            hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, batch.tree, adapter, self._lean)
+            logprobs_S = target_logprobs(model, adapter, hidden_TM, batch.targets, options.get("temperature", 1.0))
+            tokens = batch.loss_tokens(logprobs_S)
             terms = loss(tokens, options)
             loss_C = batch.weights_C * terms.loss
             total = loss_C.sum()
-        _check_finite(batch, logprobs_TK, tokens, loss_C)
+        _check_finite(batch, logprobs_S, tokens, loss_C)
         tally.add(batch, tokens, terms, loss_C)
         if not backward or adapter is None:
-            return logprobs_TK, None
+            return logprobs_S, None
         parameters = adapter.parameters()
         found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
-        return logprobs_TK, list(found)
+        return logprobs_S, list(found)
 
 
 class _Tally:
@@ -133,8 +133,8 @@ class _Tally:
         return metrics
 
 
-def _check_finite(batch: Batch, logprobs_TK: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
-    if not bool(torch.isfinite(logprobs_TK).all()):
+def _check_finite(batch: Batch, logprobs_S: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
+    if not bool(torch.isfinite(logprobs_S).all()):
         raise BadRequest(
             "the adapter gives log-probs that are not finite, so its weights have diverged; load an earlier checkpoint "
             "and lower the learning rate. Nothing was accumulated."

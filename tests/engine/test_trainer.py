@@ -139,6 +139,7 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
 ) -> None:
     monkeypatch.setitem(chunked.CHUNK_LOGITS, "cpu", chunk)
+    monkeypatch.setattr(chunked, "FEWEST_ROWS", 1)
     torch.manual_seed(0)
     adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
     pair = adapter.weights["lm_head"]
@@ -146,10 +147,12 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     coefficients = torch.randn(11, 2)
     coefficients[3:6] = 0
     hidden = torch.randn(11, 32, requires_grad=True)
+    live = coefficients.ne(0).any(dim=1).numpy()
+    cells = chunked.Cells(np.repeat(np.arange(11), 2), targets.reshape(-1).numpy(), live, torch.device("cpu"))
 
     plain = torch.log_softmax(model.logits(hidden, [(adapter, 11)]) / temperature, dim=-1).gather(1, targets)
     expected = torch.autograd.grad((plain * coefficients).sum(), [hidden, *pair])
-    found = chunked.target_logprobs(model, adapter, hidden, targets, temperature)
+    found = chunked.target_logprobs(model, adapter, hidden, cells, temperature).reshape(11, 2)
     torch.testing.assert_close(found, plain, atol=2e-6, rtol=1e-5)
     gradients = torch.autograd.grad((found * coefficients).sum(), [hidden, *pair])
     for mine, reference in zip(gradients, expected, strict=True):
@@ -157,21 +160,22 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     assert not gradients[0][3:6].any()
 
 
-def test_the_backward_pass_computes_no_logits_for_positions_without_a_say(
-    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unembed", [True, False])
+def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembedding_where_it_has_one(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch, unembed: bool
 ) -> None:
     model = tiny_model("llama")
-    adapter = model.new_adapter(LoraConfig(rank=2, seed=0))
+    adapter = model.new_adapter(LoraConfig(rank=2, seed=0, train_unembed=unembed))
     rows: list[int] = []
-    original = BaseModel.logits
+    original = chunked._Head.products
 
-    def counting(self: BaseModel, hidden_NH: Tensor, runs: Any) -> Tensor:
-        rows.append(len(hidden_NH))
-        return original(self, hidden_NH, runs)
+    def counting(self: chunked._Head, hidden: Tensor, pair: Any) -> Tensor:
+        rows.append(len(hidden))
+        return original(self, hidden, pair)
 
-    monkeypatch.setattr(BaseModel, "logits", counting)
+    monkeypatch.setattr(chunked._Head, "products", counting)
     train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))
-    assert rows == [20, 3]
+    assert rows == ([3, 17, 3] if unembed else [3, 17])
 
 
 def test_the_temperature_option_matches_log_probs_recorded_after_tempering(

@@ -1,0 +1,264 @@
+"""A decoder's layers for training, as functions of tensors: one pass over packed tokens, forward and backward.
+
+transformers' modules stay what sampling runs and what these functions are compared with: `FusedLayers.of` reads the
+weights of a decoder, computes a few tokens both ways, and gives None for a family it does not reproduce, which then
+trains through its own modules. On a GPU a layer is compiled, once for all layers of a kind and all numbers of tokens;
+the first layer's input needs no gradient, so none is computed.
+
+Shapes: T packed tokens, M hidden size, H query heads, K key/value heads, D head size, R ranks of all adapters together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mint.engine.attention import Attend
+from mint.engine.compiling import compiled, of_any_length
+from mint.engine.lora import LoraLinear, Rows
+from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention, flash_layout
+from mint.engine.tree import Tree
+
+class LowRank(NamedTuple):
+    """What adapters add to a linear: up (gate * (down x))."""
+
+    down: Tensor
+    """[R, in]"""
+    up: Tensor
+    """[out, R]"""
+    gate: Tensor
+    """[], or [T, R] where several adapters share a pass: what each token multiplies each rank by, its adapter's scale
+    or, for the ranks of others, 0."""
+
+
+class Linear(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Norm(NamedTuple):
+    """x / rms(x) * weight"""
+
+    weight: Tensor
+    plus_one: bool
+    """The weight is stored less 1, and multiplied in float32."""
+    eps: float
+
+
+class Layer(NamedTuple):
+    """One layer's weights; the keys of `linears` are the names of `LINEARS`."""
+
+    linears: dict[str, Linear]
+    norms: dict[str, Norm]
+
+
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+)
+
+Attention = Callable[[Any, Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""(layout, q, k, v, scale, window) -> [T, H, D]"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What layers that share one function have in common."""
+
+    head_dim: int
+    scale: float
+    window: int | None
+    act: Callable[[Tensor], Tensor]
+    attention: Attention
+
+    def __call__(
+        self,
+        x_TM: Tensor,
+        layer: Layer,
+        adapted: Mapping[str, LowRank],
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        layout: Any,
+    ) -> Tensor:
+        def linear(name: str, x: Tensor) -> Tensor:
+            return low_rank_linear(x, layer.linears[name], adapted.get(name))
+
+        def norm(name: str, x: Tensor) -> Tensor:
+            return rms_norm(x, layer.norms[name]) if name in layer.norms else x
+
+        x = norm("input_layernorm", x_TM)
+        q, k, v = (linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, self.head_dim)) for name in "qkv")
+        q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
+        q, k = rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD)
+        seen = self.attention(layout, q, k, v, self.scale, self.window)
+        attended = linear("self_attn.o_proj", seen.flatten(1))
+        if "pre_feedforward_layernorm" in layer.norms:  # norms before and after each half, as in Gemma 3
+            x_TM = x_TM + norm("post_attention_layernorm", attended)
+            x = norm("pre_feedforward_layernorm", x_TM)
+        else:
+            x_TM = x_TM + attended
+            x = norm("post_attention_layernorm", x_TM)
+        x = linear("mlp.down_proj", self.act(linear("mlp.gate_proj", x)) * linear("mlp.up_proj", x))
+        return x_TM + norm("post_feedforward_layernorm", x)
+
+
+def low_rank_linear(x: Tensor, linear: Linear, added: LowRank | None) -> Tensor:
+    out = F.linear(x, linear.weight, linear.bias)
+    if added is None:
+        return out
+    return torch.addmm(out, (x @ added.down.to(x.dtype).T) * added.gate, added.up.to(x.dtype).T)
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.plus_one:
+        return (wide * (1 + norm.weight.float())).to(x.dtype)
+    return wide.to(x.dtype) * norm.weight
+
+
+def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    left, right = x_THD.chunk(2, dim=-1)
+    return x_THD * cos_TD[:, None] + torch.cat((-right, left), dim=-1) * sin_TD[:, None]
+
+
+class FusedLayers:
+    def __init__(
+        self,
+        decoder: Any,
+        layers: Sequence[Layer],
+        kinds: Sequence[Kind],
+        names: Sequence[Mapping[str, str]],
+        rope_types: Sequence[str | None],
+        flash: bool,
+    ) -> None:
+        """One entry a layer in each sequence; `names`: of a linear in its layer -> its path in the model."""
+        self._decoder = decoder
+        self._layers, self._kinds, self._names, self._rope_types = layers, kinds, names, rope_types
+        self._norm = _read_norm(decoder.norm)
+        self._flash = flash
+
+    @classmethod
+    def of(
+        cls, decoder: Any, linears: Mapping[str, LoraLinear], windows: Sequence[int | None], flash: bool
+    ) -> FusedLayers | None:
+        """None where the decoder is not made of the parts known here. Whether it computes the same is for the caller
+        to check. `flash`: compiled layers with flash attention, for a GPU in half precision."""
+        modules = getattr(decoder, "layers", None)
+        if not isinstance(modules, nn.ModuleList) or not all(
+            hasattr(decoder, name) for name in ("embed_tokens", "rotary_emb", "norm")
+        ):
+            return None
+        paths = {id(linear): path for path, linear in linears.items()}
+        layers, kinds, names = [], [], []
+        for module, window in zip(modules, windows, strict=True):
+            found = {name: _find(module, name) for name in LINEARS}
+            if not all(isinstance(linear, LoraLinear) for linear in found.values()):
+                return None
+            names.append({name: paths[id(linear)] for name, linear in found.items()})
+            layers.append(_read_layer(module, found))
+            kinds.append(_read_kind(module, modules[0].mlp.act_fn, window, flash))
+        by_type = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
+        types = [decoder.config.layer_types[i] if by_type else None for i in range(len(layers))]
+        return cls(decoder, layers, kinds, names, types, flash)
+
+    def __call__(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        tree: Tree,
+        adapted: Mapping[str, LowRank],
+        lean: bool = False,
+    ) -> Tensor:
+        """The final hidden states [T, M]. `adapted` by path in the model. `lean`: the backward pass computes each layer
+        again instead of keeping what it needs."""
+        x_TM = self._decoder.embed_tokens(tokens_T[None])[0]
+        ropes = {kind: self._rope(x_TM, positions_T, kind) for kind in set(self._rope_types)}
+        layout: Any = flash_layout(tree, x_TM.device) if self._flash else TreeAttention(tree, x_TM.device)
+        for kind, layer, names, rope in zip(self._kinds, self._layers, self._names, self._rope_types, strict=True):
+            ours = {name: adapted[path] for name, path in names.items() if path in adapted}
+            inputs = (x_TM, layer, ours, *ropes[rope], layout)
+            run: Callable[..., Tensor] = kind
+            if self._flash:
+                run = compiled(kind)
+                _say_what_changes(x_TM, ours, ropes[rope], layout)
+            if lean and torch.is_grad_enabled():
+                x_TM = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TM = run(*inputs)
+        return rms_norm(x_TM, self._norm)
+
+    def _rope(self, x_TM: Tensor, positions_T: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        cos, sin = self._decoder.rotary_emb(x_TM[None], positions_T[None], *([] if kind is None else [kind]))
+        return cos[0], sin[0]
+
+
+def _say_what_changes(
+    x_TM: Tensor, adapted: Mapping[str, LowRank], rope: tuple[Tensor, Tensor], layout: FlashLayout
+) -> None:
+    of_any_length(x_TM, *rope, *(tensor for tensor in layout if tensor is not None))
+    for added in adapted.values():
+        of_any_length(added.down, added.gate)
+        of_any_length(added.up, added.gate, dim=1)
+
+
+def _find(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+    return module
+
+
+def _read_layer(module: nn.Module, linears: Mapping[str, LoraLinear]) -> Layer:
+    norms = {name: _find(module, name) for name in NORMS}
+    return Layer(
+        {name: Linear(linear.weight, linear.bias) for name, linear in linears.items()},
+        {name: _read_norm(norm) for name, norm in norms.items() if norm is not None},
+    )
+
+
+@torch.no_grad()
+def _read_norm(norm: Any) -> Norm:
+    ones = torch.ones_like(norm.weight)
+    plus_one = not torch.allclose(norm(ones), norm.weight, rtol=1e-2, atol=1e-2)
+    return Norm(norm.weight, plus_one, getattr(norm, "variance_epsilon", None) or norm.eps)
+
+
+def _read_kind(module: Any, act: Callable[[Tensor], Tensor], window: int | None, flash: bool) -> Kind:
+    """Layers whose kinds are equal share one compiled function, so `act` is the first layer's for all."""
+    attention = module.self_attn
+    return Kind(attention.head_dim, attention.scaling, window, act, flash_attention if flash else _attend)
+
+
+def _attend(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    return attend(0, q, k, v, scale, window)
+
+
+def low_ranks(rows: Rows, dtype: torch.dtype) -> dict[str, LowRank]:
+    """What the adapters of packed runs of tokens add to each linear, side by side."""
+    adapters = list({id(adapter): adapter for adapter, _ in rows if adapter is not None}.values())
+    if len(adapters) == 1 and len(rows) == 1:
+        (adapter,) = adapters
+        gate = torch.tensor(adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
+        return {path: LowRank(down, up, gate) for path, (down, up) in adapter.weights.items()}
+    assert not adapters
+    return {}

@@ -53,7 +53,7 @@ class Norm(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer's weights; the keys of `linears` are the names of `LINEARS`."""
+    """One layer's weights by the names of `LINEARS` and `NORMS`."""
 
     linears: dict[str, Linear]
     norms: dict[str, Norm]
@@ -146,21 +146,21 @@ class FusedLayers:
     def __init__(
         self,
         decoder: Any,
-        layers: Sequence[Layer],
+        linears: Sequence[Mapping[str, LoraLinear]],
+        norms: Sequence[dict[str, Norm]],
         kinds: Sequence[Kind],
-        names: Sequence[Mapping[str, str]],
         rope_types: Sequence[str | None],
         flash: bool,
     ) -> None:
-        """One entry a layer in each sequence; `names`: of a linear in its layer -> its path in the model."""
+        """One entry a layer in each sequence."""
         self._decoder = decoder
-        self._layers, self._kinds, self._names, self._rope_types = layers, kinds, names, rope_types
+        self._linears, self._norms, self._kinds, self._rope_types = linears, norms, kinds, rope_types
         self._norm = _read_norm(decoder.norm)
         self._flash = flash
 
     @classmethod
     def of(
-        cls, decoder: Any, linears: Mapping[str, LoraLinear], windows: Sequence[int | None], flash: bool
+        cls, decoder: Any, windows: Sequence[int | None], flash: bool
     ) -> FusedLayers | None:
         """None where the decoder is not made of the parts known here. Whether it computes the same is for the caller
         to check. `flash`: compiled layers with flash attention, for a GPU in half precision."""
@@ -169,18 +169,18 @@ class FusedLayers:
             hasattr(decoder, name) for name in ("embed_tokens", "rotary_emb", "norm")
         ):
             return None
-        paths = {id(linear): path for path, linear in linears.items()}
-        layers, kinds, names = [], [], []
+        ours, norms, kinds = [], [], []
         for module, window in zip(modules, windows, strict=True):
             found = {name: _find(module, name) for name in LINEARS}
             if not all(isinstance(linear, LoraLinear) for linear in found.values()):
                 return None
-            names.append({name: paths[id(linear)] for name, linear in found.items()})
-            layers.append(_read_layer(module, found))
+            ours.append(found)
+            read = {name: _find(module, name) for name in NORMS}
+            norms.append({name: _read_norm(norm) for name, norm in read.items() if norm is not None})
             kinds.append(_read_kind(module, modules[0].mlp.act_fn, window, flash))
         by_type = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
-        types = [decoder.config.layer_types[i] if by_type else None for i in range(len(layers))]
-        return cls(decoder, layers, kinds, names, types, flash)
+        types = [decoder.config.layer_types[i] if by_type else None for i in range(len(kinds))]
+        return cls(decoder, ours, norms, kinds, types, flash)
 
     def __call__(
         self,
@@ -195,8 +195,11 @@ class FusedLayers:
         x_TM = self._decoder.embed_tokens(tokens_T[None])[0]
         ropes = {kind: self._rope(x_TM, positions_T, kind) for kind in set(self._rope_types)}
         layout: Any = flash_layout(tree, x_TM.device) if self._flash else TreeAttention(tree, x_TM.device)
-        for kind, layer, names, rope in zip(self._kinds, self._layers, self._names, self._rope_types, strict=True):
-            ours = {name: adapted[path] for name, path in names.items() if path in adapted}
+        parts = zip(self._kinds, self._linears, self._norms, self._rope_types, strict=True)
+        for kind, linears, norms, rope in parts:
+            # Read now: somebody may have laid the weights out anew.
+            layer = Layer({name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}, norms)
+            ours = {name: adapted[linear.path] for name, linear in linears.items() if linear.path in adapted}
             inputs = (x_TM, layer, ours, *ropes[rope], layout)
             run: Callable[..., Tensor] = kind
             if self._flash:
@@ -226,14 +229,6 @@ def _find(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name, None)  # type: ignore[assignment]
     return module
-
-
-def _read_layer(module: nn.Module, linears: Mapping[str, LoraLinear]) -> Layer:
-    norms = {name: _find(module, name) for name in NORMS}
-    return Layer(
-        {name: Linear(linear.weight, linear.bias) for name, linear in linears.items()},
-        {name: _read_norm(norm) for name, norm in norms.items() if norm is not None},
-    )
 
 
 @torch.no_grad()

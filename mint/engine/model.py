@@ -181,7 +181,7 @@ class BaseModel:
     @torch.no_grad()
     def _read_layers(self) -> FusedLayers | None:
         """None for a family whose layers ours do not reproduce."""
-        fused = FusedLayers.of(self._decoder, self.linears, self.windows, flash=False)
+        fused = FusedLayers.of(self._decoder, self.windows, flash=False)
         if fused is None:
             return None
         tree = grow([np.arange(8)])
@@ -192,7 +192,7 @@ class BaseModel:
         if not self._close(ours, theirs):
             return None
         half = self.device.type == "cuda" and self.dtype in (torch.float16, torch.bfloat16)
-        return FusedLayers.of(self._decoder, self.linears, self.windows, flash=half)
+        return FusedLayers.of(self._decoder, self.windows, flash=half)
 
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.05

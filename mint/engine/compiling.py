@@ -14,9 +14,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 T = TypeVar("T")
 
+# torch's own choice, which it may have written into the environment when it was imported.
+_TEMPORARY = default_cache_dir()
 # One function serves several kinds of layer, with and without gradients, of several models.
 _MOST_VARIANTS = 64
 
@@ -24,7 +27,8 @@ _MOST_VARIANTS = 64
 @cache
 def compiled(function: Callable[..., T]) -> Callable[..., T]:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "mint" / "compiled"))
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", _TEMPORARY) == _TEMPORARY:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home / "mint" / "compiled")
     torch._dynamo.config.recompile_limit = _MOST_VARIANTS
     torch._dynamo.config.accumulated_recompile_limit = 8 * _MOST_VARIANTS
     return torch.compile(function)

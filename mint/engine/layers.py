@@ -5,7 +5,8 @@ weights of a decoder, computes a few tokens both ways, and gives None for a fami
 trains through its own modules. On a GPU a layer is compiled, once for all layers of a kind and all numbers of tokens;
 the first layer's input needs no gradient, so none is computed.
 
-Shapes: T packed tokens, M hidden size, H query heads, K key/value heads, D head size, R ranks of all adapters together.
+Shapes: T packed tokens, M hidden size, H query heads, K key/value heads, D head size, I inputs and O outputs of
+linears, R ranks of all adapters together.
 """
 
 from __future__ import annotations
@@ -100,33 +101,73 @@ class Kind:
         sin_TD: Tensor,
         layout: Any,
     ) -> Tensor:
-        def linear(name: str, x: Tensor) -> Tensor:
-            return low_rank_linear(x, layer.linears[name], adapted.get(name))
+        def linear(x: Tensor, *names: str) -> tuple[Tensor, ...]:
+            return project(x, [layer.linears[name] for name in names], [adapted.get(name) for name in names])
 
         def norm(name: str, x: Tensor) -> Tensor:
             return rms_norm(x, layer.norms[name]) if name in layer.norms else x
 
         x = norm("input_layernorm", x_TM)
-        q, k, v = (linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, self.head_dim)) for name in "qkv")
+        heads = linear(x, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in heads)
         q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
         q, k = rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD)
         seen = self.attention(layout, q, k, v, self.scale, self.window)
-        attended = linear("self_attn.o_proj", seen.flatten(1))
+        (attended,) = linear(seen.flatten(1), "self_attn.o_proj")
         if "pre_feedforward_layernorm" in layer.norms:  # norms before and after each half, as in Gemma 3
             x_TM = x_TM + norm("post_attention_layernorm", attended)
             x = norm("pre_feedforward_layernorm", x_TM)
         else:
             x_TM = x_TM + attended
             x = norm("post_attention_layernorm", x_TM)
-        x = linear("mlp.down_proj", self.act(linear("mlp.gate_proj", x)) * linear("mlp.up_proj", x))
+        gate, up = linear(x, "mlp.gate_proj", "mlp.up_proj")
+        (x,) = linear(self.act(gate) * up, "mlp.down_proj")
         return x_TM + norm("post_feedforward_layernorm", x)
 
 
-def low_rank_linear(x: Tensor, linear: Linear, added: LowRank | None) -> Tensor:
-    out = F.linear(x, linear.weight, linear.bias)
-    if added is None:
-        return out
-    return torch.addmm(out, (x @ added.down.to(x.dtype).T) * added.gate, added.up.to(x.dtype).T)
+def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | None]) -> tuple[Tensor, ...]:
+    """Linears with one input as one product, what the adapters add included: [x, z] @ [W, up]^T with z = gate * down x.
+
+    So a product's output is written once, and the backward pass gets the gradients of x and z from one product too.
+    """
+    sizes = [len(linear.weight) for linear in linears]
+    if not any(added):
+        return tuple(F.linear(x_TI, linear.weight, linear.bias) for linear in linears)
+    weight_OI = torch.cat([linear.weight for linear in linears])
+    biased = [linear.bias is not None for linear in linears]
+    bias_O = None
+    if any(biased):
+        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias in linears])
+    ours = [low for low in added if low is not None]
+    down_RI = torch.cat([low.down for low in ours]).to(x_TI.dtype)
+    none = weight_OI.new_zeros(0)
+    up_OR = torch.block_diag(
+        *(none.reshape(size, 0) if low is None else low.up for size, low in zip(sizes, added, strict=True))
+    ).to(x_TI.dtype)
+    gate = ours[0].gate if ours[0].gate.dim() == 0 else torch.cat([low.gate for low in ours], dim=1)
+    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, gate).split(sizes, dim=-1)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, gate: Tensor
+    ) -> Tensor:
+        z_TR = (x_TI @ down_RI.T) * gate
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, gate)
+        return F.linear(torch.cat([x_TI, z_TR], dim=1), torch.cat([weight_OI, up_OR], dim=1), bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_TO,) = grads
+        x_TI, z_TR, weight_OI, down_RI, up_OR, gate = ctx.saved_tensors
+        if ctx.needs_input_grad[0]:
+            both = grad_TO @ torch.cat([weight_OI, up_OR], dim=1)
+            grad_TR = both[:, x_TI.shape[1] :] * gate
+            grad_TI = torch.addmm(both[:, : x_TI.shape[1]], grad_TR, down_RI)
+        else:
+            grad_TR, grad_TI = (grad_TO @ up_OR) * gate, None
+        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

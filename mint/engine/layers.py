@@ -12,7 +12,7 @@ linears, R ranks of all adapters together.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -236,6 +236,8 @@ class FusedLayers:
         x_TM = self._decoder.embed_tokens(tokens_T[None])[0]
         ropes = {kind: self._rope(x_TM, positions_T, kind) for kind in set(self._rope_types)}
         layout: Any = flash_layout(tree, x_TM.device) if self._flash else TreeAttention(tree, x_TM.device)
+        if self._flash:
+            _say_what_changes(adapted, ropes.values(), layout)
         parts = zip(self._kinds, self._linears, self._norms, self._rope_types, strict=True)
         for kind, linears, norms, rope in parts:
             # Read now: somebody may have laid the weights out anew.
@@ -245,7 +247,7 @@ class FusedLayers:
             run: Callable[..., Tensor] = kind
             if self._flash:
                 run = compiled(kind)
-                _say_what_changes(x_TM, ours, ropes[rope], layout)
+                of_any_length(x_TM)
             if lean and torch.is_grad_enabled():
                 x_TM = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -258,9 +260,9 @@ class FusedLayers:
 
 
 def _say_what_changes(
-    x_TM: Tensor, adapted: Mapping[str, LowRank], rope: tuple[Tensor, Tensor], layout: FlashLayout
+    adapted: Mapping[str, LowRank], ropes: Iterable[tuple[Tensor, Tensor]], layout: FlashLayout
 ) -> None:
-    of_any_length(x_TM, *rope, *(tensor for tensor in layout if tensor is not None))
+    of_any_length(*(tensor for rope in ropes for tensor in rope), *(tensor for tensor in layout if tensor is not None))
     for added in adapted.values():
         of_any_length(added.down, added.gate)
         of_any_length(added.up, added.gate, dim=1)

@@ -4,12 +4,13 @@ The gradient of a log-prob in its hidden state is W[target] - mean of W under th
 is taken in the forward pass, while the logits are there: the backward pass computes none, unless the unembedding itself
 is trained.
 
-Shapes: T tokens, M hidden size, C cells (a token and one of its targets), N tokens of one chunk, V vocabulary, R rank.
+Shapes: T tokens, M hidden size, C cells (a token and one of its targets), N live or a chunk's tokens, V vocabulary, R rank,
+X = M, or M + R where the unembedding is adapted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,12 +73,15 @@ class _Head:
         self.chunk = max(FEWEST_ROWS, CHUNK_LOGITS[kind] // len(self.weight))
         self._powers = model.compiled(_powers)
 
-    def products(self, hidden_NM: Tensor, pair: tuple[Tensor, ...]) -> Tensor:
-        out_NV = F.linear(hidden_NM, self.weight, self.bias)
-        if pair:
-            down, up = (weight.to(out_NV.dtype) for weight in pair)
-            out_NV = torch.addmm(out_NV, hidden_NM @ down.T, up.T, alpha=self.scale)
-        return out_NV
+    def widened(self, hidden_TM: Tensor, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """[h, scale * A h] and [W, B]: their product is that of the adapted unembedding."""
+        if not pair:
+            return hidden_TM, self.weight
+        down, up = (weight.detach().to(hidden_TM.dtype) for weight in pair)
+        return torch.cat([hidden_TM, hidden_TM @ down.T * self.scale], 1), torch.cat([self.weight, up], 1)
+
+    def products(self, wide_NX: Tensor, weight_VX: Tensor) -> Tensor:
+        return F.linear(wide_NX, weight_VX, self.bias)
 
     def bent(self, products: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the softmax sees them, and their derivative in the products."""
@@ -114,55 +118,48 @@ def _powers(products_NV: Tensor, temperature: float, softcap: float | None) -> t
 
 
 class _TargetLogprobs(torch.autograd.Function):
-    """Of hidden states in the order of the cells. Saves, for live rows, the mean of W and of B under the softmax."""
+    """Of hidden states in the order of the cells. Saves, for live rows, the mean of [W, B] under the softmax."""
 
     @staticmethod
     def forward(ctx: Any, head: _Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
         live = cells.live if any(ctx.needs_input_grad) else 0
-        parts, slopes, means_NM, means_NR = [], [], [], []
+        wide_TX, weight_VX = head.widened(hidden_TM, pair)
+        parts, slopes, means = [], [wide_TX.new_empty(0)], [wide_TX.new_empty(0, weight_VX.shape[1])]
         for start, stop in (*head.chunks(0, live), *head.chunks(live, len(hidden_TM))):
             here = slice(cells.up_to(start), cells.up_to(stop))
-            products_NV = head.products(hidden_TM[start:stop], pair)
+            products_NV = head.products(wide_TX[start:stop], weight_VX)
             logits_C, slopes_C = head.bent(products_NV[cells.places_C[here] - start, cells.targets_C[here]].float())
             powers_NV, sum_N1, largest_N1 = head.powers(products_NV)
             parts.append(logits_C - (largest_N1 + sum_N1.log())[cells.places_C[here] - start, 0])
             if stop <= live:
                 slopes.append(slopes_C)
-                means_NM.append((powers_NV @ head.weight).div_(sum_N1))
-                if pair:
-                    means_NR.append((powers_NV @ pair[1].to(powers_NV.dtype)).div_(sum_N1))
+                means.append((powers_NV @ weight_VX).div_(sum_N1))
         ctx.head, ctx.cells = head, cells
-        if any(ctx.needs_input_grad):
-            empty = hidden_TM.new_empty(0, 1)
-            means = (torch.cat(means_NM or [empty]), torch.cat(means_NR or [empty]))
-            ctx.save_for_backward(hidden_TM, torch.cat(slopes or [empty[:, 0]]), *means, *pair)
+        ctx.save_for_backward(hidden_TM, torch.cat(slopes), torch.cat(means), *pair)
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         head, cells = ctx.head, ctx.cells
-        hidden_TM, slopes_C, means_NM, means_NR, *pair = ctx.saved_tensors
-        grad_TM = torch.zeros_like(hidden_TM)
-        if not cells.live:
-            return None, None, grad_TM, *map(torch.zeros_like, pair)
-        count = len(slopes_C)
+        hidden_TM, slopes_C, means_NX, *pair = ctx.saved_tensors
+        wide_TX, weight_VX = head.widened(hidden_TM, pair)
+        count, width = len(slopes_C), hidden_TM.shape[1]
         places_C, targets_C, grad_C1 = cells.places_C[:count], cells.targets_C[:count], grads[0][:count, None]
         given_C1 = grad_C1 * slopes_C[:, None]
         # What the softmax takes from all logits of a row, by their probability: the sum over the row's cells.
         taken_N1 = grad_C1.new_zeros(cells.live, 1).index_add_(0, places_C, grad_C1 / head.temperature)
-        found_NM = (means_NM * -taken_N1).index_add_(0, places_C, head.weight[targets_C] * given_C1)
-        pair_grads: tuple[Tensor, ...] = ()
-        if pair:
-            down, up = pair
-            found_NR = (means_NR * -taken_N1).index_add_(0, places_C, up[targets_C] * given_C1).mul_(head.scale)
-            found_NM.addmm_(found_NR, down.float())
-            hidden_NM = hidden_TM[: cells.live]
-            inner_NR = (hidden_NM @ down.to(hidden_NM.dtype).T).float() * head.scale
-            grad_up = torch.zeros_like(up).index_add_(0, targets_C, inner_NR[places_C] * given_C1)
-            for start, stop in head.chunks(0, cells.live):
-                powers_NV, sum_N1, _ = head.powers(head.products(hidden_NM[start:stop], pair))
-                taken_NR = inner_NR[start:stop] * (taken_N1[start:stop] / sum_N1)
-                grad_up.sub_(powers_NV.T @ taken_NR.to(powers_NV.dtype))
-            pair_grads = (found_NR.T @ hidden_NM.float(), grad_up)
-        grad_TM[: cells.live] = found_NM
-        return None, None, grad_TM, *pair_grads
+        found_NX = (means_NX * -taken_N1).index_add_(0, places_C, weight_VX[targets_C] * given_C1)
+        found_NM, found_NR = found_NX[:, :width], found_NX[:, width:] * head.scale
+        grad_TM = torch.zeros_like(hidden_TM)
+        if not pair:
+            grad_TM[: cells.live] = found_NM
+            return None, None, grad_TM
+        down, up = pair
+        grad_TM[: cells.live] = torch.addmm(found_NM, found_NR, down.float())
+        inner_NR = wide_TX[: cells.live, width:].float()
+        grad_up = torch.zeros_like(up).index_add_(0, targets_C, inner_NR[places_C] * given_C1)
+        for start, stop in head.chunks(0, cells.live):
+            powers_NV, sum_N1, _ = head.powers(head.products(wide_TX[start:stop], weight_VX))
+            taken_NR = inner_NR[start:stop] * (taken_N1[start:stop] / sum_N1)
+            grad_up.sub_(powers_NV.T @ taken_NR.to(powers_NV.dtype))
+        return None, None, grad_TM, found_NR.T @ hidden_TM[: cells.live].float(), grad_up

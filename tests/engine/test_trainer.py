@@ -169,9 +169,9 @@ def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembed
     rows: list[int] = []
     original = chunked._Head.products
 
-    def counting(self: chunked._Head, hidden: Tensor, pair: Any) -> Tensor:
+    def counting(self: chunked._Head, hidden: Tensor, weight: Tensor) -> Tensor:
         rows.append(len(hidden))
-        return original(self, hidden, pair)
+        return original(self, hidden, weight)
 
     monkeypatch.setattr(chunked._Head, "products", counting)
     train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))

@@ -164,7 +164,8 @@ class _Project(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             both = grad_TO @ torch.cat([weight_OI, up_OR], dim=1)
             grad_TR = both[:, x_TI.shape[1] :] * gate
-            grad_TI = torch.addmm(both[:, : x_TI.shape[1]], grad_TR, down_RI)
+            # Not addmm, which would copy first: compiled, the sum joins what comes next.
+            grad_TI = both[:, : x_TI.shape[1]] + grad_TR @ down_RI
         else:
             grad_TR, grad_TI = (grad_TO @ up_OR) * gate, None
         return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
@@ -263,6 +264,8 @@ def _say_what_changes(
     adapted: Mapping[str, LowRank], ropes: Iterable[tuple[Tensor, Tensor]], layout: FlashLayout
 ) -> None:
     of_any_length(*(tensor for rope in ropes for tensor in rope), *(tensor for tensor in layout if tensor is not None))
+    if layout.even is not None:
+        of_any_length(layout.even, dim=1)
     for added in adapted.values():
         of_any_length(added.down, added.gate)
         of_any_length(added.up, added.gate, dim=1)

@@ -99,6 +99,8 @@ class FlashLayout(NamedTuple):
     key_starts: Tensor
     keys_S: Tensor | None
     """Packed rows that all nodes look at; None: each its own, in order."""
+    even: Tensor | None
+    """Where all nodes are roots of one length, [B, L], and nothing in it: a GPU has a faster kernel for that."""
     query_span: Tensor
     """Empty, as long as the longest node: a number the compiler takes for a changing size, not for a constant."""
     key_span: Tensor
@@ -114,10 +116,13 @@ def flash_layout(tree: Tree, device: torch.device) -> FlashLayout:
     keys = tree.keys()
     seen = [len(rows) for rows in keys]
     shared = tree.roots < len(tree.lengths)
+    # Of one sequence, or of one token each, the compiler would make a function of its own.
+    even = not shared and len(set(seen)) == 1 and len(seen) > 1 and seen[0] > 1
     return FlashLayout(
         query_starts=starts(tree.lengths),
         key_starts=starts(seen),
         keys_S=torch.from_numpy(np.concatenate(keys)).to(device) if shared else None,
+        even=torch.empty(len(keys), seen[0], dtype=torch.uint8, device=device) if even else None,
         query_span=span(tree.lengths),
         key_span=span(seen),
     )
@@ -126,6 +131,10 @@ def flash_layout(tree: Tree, device: torch.device) -> FlashLayout:
 def flash_attention(
     layout: FlashLayout, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None
 ) -> Tensor:
+    if layout.even is not None and window is None:
+        q_BHLD, k_BKLD, v_BKLD = (x.unflatten(0, layout.even.shape).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+        out_BHLD = F.scaled_dot_product_attention(q_BHLD, k_BKLD, v_BKLD, is_causal=True, scale=scale, enable_gqa=True)
+        return out_BHLD.transpose(1, 2).flatten(0, 1)
     if layout.keys_S is not None:
         k_TKD, v_TKD = k_TKD.index_select(0, layout.keys_S), v_TKD.index_select(0, layout.keys_S)
     # Causal with more keys than queries: flash attention lines up their ends, which is what a node needs.

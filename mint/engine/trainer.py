@@ -87,13 +87,13 @@ class Trainer:
             terms = loss(tokens, options)
             loss_C = batch.weights_C * terms.loss
             total = loss_C.sum()
+        found: list[Tensor] | None = None
+        if backward and adapter is not None:
+            # Before anything is looked at: a GPU should know the whole pass before it is waited for.
+            found = list(torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True))
         _check_finite(batch, logprobs_S, tokens, loss_C)
         tally.add(batch, tokens, terms, loss_C)
-        if not backward or adapter is None:
-            return logprobs_S, None
-        parameters = adapter.parameters()
-        found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
-        return logprobs_S, list(found)
+        return logprobs_S, found
 
 
 class _Tally:
@@ -152,8 +152,7 @@ def _check_finite(batch: Batch, logprobs_S: Tensor, tokens: LossTokens, loss_C: 
 
 
 def _check_gradients(gradients: Sequence[Tensor]) -> None:
-    norms = torch.stack(torch._foreach_norm(list(gradients)))
-    if not bool(torch.isfinite(norms).all()):
+    if not bool(torch.isfinite(torch.cat([gradient.reshape(-1) for gradient in gradients])).all()):
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

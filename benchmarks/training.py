@@ -98,9 +98,14 @@ def cases(device: str, shape: str) -> list[Case]:
         ]
     few = 1 if shape == "small" else 4
     even = Case("even", 32 // few, 1, 0, [128])
-    ragged = Case("ragged", 32 // few, 1, 0, RAGGED[:: few] if few > 1 else RAGGED)
+    ragged = Case("ragged", 32 // few, 1, 0, RAGGED[::few] if few > 1 else RAGGED)
     if shape != "small":
-        return [even, ragged, Case("group", 1, 8, 128, [32]), Case("group, not shared", 1, 8, 128, [32], peft=False, shared=False)]
+        return [
+            even,
+            ragged,
+            Case("group", 1, 8, 128, [32]),
+            Case("group, not shared", 1, 8, 128, [32], peft=False, shared=False),
+        ]
     return [
         even,
         Case("even, unembedding too", 32, 1, 0, [128], unembed=True),

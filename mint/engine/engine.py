@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 class Runtime:
     """A base model with its trainer and its sampler."""
 
-    def __init__(self, name: str, device: Device | None) -> None:
+    def __init__(self, name: str, device: Device | None, lean: bool = False) -> None:
         self.model = BaseModel.load(name, device)
-        self.trainer = Trainer(self.model)
+        self.trainer = Trainer(self.model, lean=lean)
         self.sampler = Sampler(self.model)
         self.verifier = Verifier(self.model, self.trainer, self.sampler)
 
@@ -73,11 +73,13 @@ class Engine:
 
     generation = 0
 
-    def __init__(self, models: Sequence[str] | None = None, device: Device | None = None) -> None:
-        """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then."""
+    def __init__(self, models: Sequence[str] | None = None, device: Device | None = None, lean: bool = False) -> None:
+        """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then. `lean`: training
+        computes activations again rather than keeping them."""
         self._catalogue = None if models is None else tuple(models)
         self._device = device
-        self._runtimes = {name: Runtime(name, device) for name in models or ()}
+        self._lean = lean
+        self._runtimes = {name: Runtime(name, device, lean) for name in models or ()}
         self._loading: dict[str, Future[Runtime]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-loader")
         # One thread, so that what was written later is there only after what was written before.
@@ -223,7 +225,7 @@ class Engine:
         if self._catalogue is not None:
             raise NotFound(f"there is no model {name!r} here; there is {', '.join(self._catalogue) or 'none'}.")
         if name not in self._loading:
-            self._loading[name] = self._loader.submit(Runtime, name, self._device)
+            self._loading[name] = self._loader.submit(Runtime, name, self._device, self._lean)
         loading = self._loading[name]
         yield loading
         if self._loading.get(name) is loading:

@@ -27,6 +27,7 @@ from mint.engine.lora import LoraLinear, Rows
 from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention, flash_layout
 from mint.engine.tree import Tree
 
+
 class LowRank(NamedTuple):
     """What adapters add to a linear: up (gate * (down x))."""
 
@@ -201,9 +202,7 @@ class FusedLayers:
         self._flash = flash
 
     @classmethod
-    def of(
-        cls, decoder: Any, windows: Sequence[int | None], flash: bool
-    ) -> FusedLayers | None:
+    def of(cls, decoder: Any, windows: Sequence[int | None], flash: bool) -> FusedLayers | None:
         """None where the decoder is not made of the parts known here. Whether it computes the same is for the caller
         to check. `flash`: compiled layers with flash attention, for a GPU in half precision."""
         modules = getattr(decoder, "layers", None)

@@ -12,7 +12,10 @@ import torch
 def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        ours = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # kept by torch, in use by nobody
+        return torch.cuda.mem_get_info(device)[0] + ours
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         facts = dict(line.split(":") for line in meminfo.read_text().splitlines())

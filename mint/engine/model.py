@@ -177,7 +177,6 @@ class BaseModel:
                 f"(they differ by {float((ours - theirs).abs().max()):.3g}); it cannot be trained faithfully here."
             )
 
-
     @torch.no_grad()
     def _read_layers(self) -> FusedLayers | None:
         """None for a family whose layers ours do not reproduce."""

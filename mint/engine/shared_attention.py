@@ -69,9 +69,7 @@ class _Bucket:
             x.index_select(0, self._keys).unflatten(0, (self._count, -1)).transpose(1, 2) for x in (k_TKD, v_TKD)
         )
         mask = self._mask(window, q_THD.device)
-        out_BHLD = F.scaled_dot_product_attention(
-            q_BHLD, k_BKSD, v_BKSD, attn_mask=mask, scale=scale, enable_gqa=True
-        )
+        out_BHLD = F.scaled_dot_product_attention(q_BHLD, k_BKSD, v_BKSD, attn_mask=mask, scale=scale, enable_gqa=True)
         return out_BHLD.transpose(1, 2).flatten(0, 1).index_select(0, self._kept)
 
     def _mask(self, window: int | None, device: torch.device) -> Tensor:

@@ -17,16 +17,11 @@ from mint.engine.batch import Batch, pack, plan, read_data
 from mint.engine.logprobs import target_logprobs
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES, LossFn, LossTokens, Terms
+from mint.engine.memory import used_memory
 from mint.engine.model import BaseModel
+from mint.engine.token_budget import TokenBudget
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, TensorData
-
-# Memory one micro-batch may fill with activations kept for the backward pass. 2 GiB fits beside the weights on a
-# laptop and keeps sampling steps from waiting long; a GPU needs thousands of tokens at once to be busy.
-ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}
-# Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
-# its activations leave the cache, and it takes a tenth longer a token.
-MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
 class Trainer:
@@ -37,7 +32,7 @@ class Trainer:
         more work for a fraction of the memory."""
         self._model = model
         self._lean = lean
-        self._token_budget = token_budget or _token_budget(model)
+        self._budget = TokenBudget(model, lean, token_budget)
 
     def forward_backward(
         self,
@@ -55,9 +50,17 @@ class Trainer:
         logprobs: dict[int, TensorData] = {}
         gradients: list[Tensor] | None = None
         tally = _Tally()
-        for indices in plan([example.tokens_N for example in examples], self._token_budget):
+        pending = plan([example.tokens_N for example in examples], self._budget.tokens)
+        while pending:
+            indices = pending.pop(0)
             batch = pack(indices, examples, self._model.device)
-            logprobs_S, found = self._micro_batch(adapter, batch, LOSSES[loss_fn], options, backward, tally)
+            passed = self._within_memory(adapter, batch, LOSSES[loss_fn], options, backward, tally)
+            if passed is None:
+                torch.cuda.empty_cache()
+                middle = len(indices) // 2
+                pending[:0] = [indices[:middle], indices[middle:]]
+                continue
+            logprobs_S, found = passed
             logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
             if gradients is None:
                 gradients = found
@@ -68,6 +71,24 @@ class Trainer:
             _check_gradients(gradients)
             adapter.accumulate(gradients)
         return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
+
+    def _within_memory(
+        self,
+        adapter: Adapter | None,
+        batch: Batch,
+        loss: LossFn,
+        options: Mapping[str, float],
+        backward: bool,
+        tally: _Tally,
+    ) -> tuple[Tensor, list[Tensor] | None] | None:
+        """None where a GPU's memory ran out and fewer datums at once may do."""
+        try:
+            return self._micro_batch(adapter, batch, loss, options, backward, tally)
+        except torch.OutOfMemoryError:
+            self._budget.halve()
+            if len(batch.indices) == 1:
+                raise
+            return None
 
     def _micro_batch(
         self,
@@ -80,6 +101,7 @@ class Trainer:
     ) -> tuple[Tensor, list[Tensor] | None]:
         model = self._model
         model.use_threads()
+        before = used_memory(model.device)
         with torch.set_grad_enabled(backward):
             hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, batch.tree, adapter, self._lean)
             logprobs_S = target_logprobs(model, adapter, hidden_TM, batch.targets, options.get("temperature", 1.0))
@@ -87,6 +109,8 @@ class Trainer:
             terms = loss(tokens, options)
             loss_C = batch.weights_C * terms.loss
             total = loss_C.sum()
+        if backward:
+            self._budget.measured(batch.tree.size, used_memory(model.device) - before)
         found: list[Tensor] | None = None
         if backward and adapter is not None:
             # Before anything is looked at: a GPU should know the whole pass before it is waited for.
@@ -157,12 +181,3 @@ def _check_gradients(gradients: Sequence[Tensor]) -> None:
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."
         )
-
-
-def _token_budget(model: BaseModel) -> int:
-    """Tokens of a micro-batch, from what autograd keeps of each token: about ten hidden-sized and four MLP-sized
-    activations a layer."""
-    per_layer = 10 * model.hidden_size + 4 * model.intermediate_size
-    per_token = model.num_layers * per_layer * model.dtype.itemsize
-    kind = model.device.type if model.device.type in ACTIVATION_BYTES else "cpu"
-    return max(1, min(MOST_TOKENS[kind], ACTIVATION_BYTES[kind] // per_token))

@@ -13,8 +13,10 @@ from reference import logprobs, peft_gradients, peft_model, policy_datum, random
 from torch import Tensor
 
 from mint.engine import logprobs as chunked
+from mint.engine import token_budget
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, LoraConfig, ModelInput
@@ -349,3 +351,48 @@ def test_all_weights_zero_is_a_call_with_zero_loss(tiny_model: Callable[[str], B
     output = train(Trainer(tiny_model("llama")), adapter, policy_data(lengths=[(5, 5)]))
     assert output.metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
     assert adapter.gradients is not None and not any(g.any() for g in adapter.gradients)
+
+
+def test_a_micro_batch_that_finds_no_memory_is_done_in_halves(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = tiny_model("qwen3"), policy_data()
+    whole, halved = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
+    expected = train(Trainer(model), whole, data)
+    sizes: list[int] = []
+    original = Trainer._micro_batch
+
+    def scarce(self: Trainer, adapter: Any, batch: Any, *rest: Any) -> Any:
+        sizes.append(batch.tree.size)
+        if batch.tree.size > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, adapter, batch, *rest)
+
+    monkeypatch.setattr(Trainer, "_micro_batch", scarce)
+    trainer = Trainer(model)
+    found = train(trainer, halved, data)
+    assert sizes == [61, 40, 20, 20, 21]
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+    assert whole.gradients is not None
+    assert_gradients(halved.gradients, whole.gradients)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(trainer, halved, policy_data(lengths=[(40, 4)]))
+
+
+def test_what_a_micro_batch_may_hold_follows_the_memory_a_gpu_has_and_on_a_cpu_the_model_alone(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    steady = TokenBudget(model, lean=False)
+    steady.measured(1000, 2**40)
+    assert steady.tokens == TokenBudget(model, lean=True).tokens == token_budget.MOST_TOKENS["cpu"]
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    monkeypatch.setattr(token_budget, "free_memory", lambda device: 9 * 2**30)
+    budget = TokenBudget(model, lean=False)
+    budget.measured(1000, 2**30)
+    assert budget.tokens == 5000  # half of what is free and was just in use, at a MiB or so a token
+    budget.measured(1000, 2**20)
+    assert budget.tokens == token_budget.MOST_TOKENS["cuda"]
+    budget.halve()
+    budget.measured(1000, 2**20)
+    assert budget.tokens == token_budget.MOST_TOKENS["cuda"] // 2

@@ -135,9 +135,7 @@ def test_lean_training_gives_the_same_bits(model: BaseModel) -> None:
     assert all(torch.equal(a, b) for a, b in zip(lean.gradients, plain.gradients, strict=True))
 
 
-def dense_attention(
-    layout: FlashLayout, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-) -> Tensor:
+def dense_attention(layout: FlashLayout, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
     """What flash attention makes of a layout, written out: the ends of a node's queries and keys are lined up."""
     if layout.keys_S is not None:
         k, v = k[layout.keys_S], v[layout.keys_S]
@@ -172,5 +170,8 @@ def test_the_layout_for_flash_attention_says_what_buckets_compute(
     added = low_ranks([(adapter, grown.size)], model.dtype)
     assert flash is not None and model._fused is not None
     torch.testing.assert_close(
-        flash(tokens_T, positions_T, grown, added), model._fused(tokens_T, positions_T, grown, added), atol=2e-5, rtol=1e-4
+        flash(tokens_T, positions_T, grown, added),
+        model._fused(tokens_T, positions_T, grown, added),
+        atol=2e-5,
+        rtol=1e-4,
     )

@@ -20,11 +20,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-from addition import Problem, draw_problems, is_held_out
 from math_rl import AdditionEnv
 
 import mint
 from mint.client.tokenizers import load_tokenizer
+from mint.recipes.addition import Problem, draw_problems, is_held_out
 from mint.rl.completers import SamplingTokenCompleter
 from mint.rl.data_processing import assemble_training_data, compute_advantages, wire_datums
 from mint.rl.datasets import ListRLDataset

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mint.cli.failures import Failure
 from mint.config import ServerConfig
 from mint.errors import MintError
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from mint.backend import Backend
 
@@ -35,10 +37,30 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL to share between servers: postgresql://user@host/mint. A password belongs in "
+            "MINT_DATABASE_URL or ~/.pgpass, not on the command line.",
+            show_default="MINT_DATABASE_URL or a SQLite file in the data folder",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where checkpoints are kept: s3://bucket/prefix, gs://..., any fsspec URL; credentials come from the "
+            "environment.",
+            show_default="MINT_CHECKPOINTS_URL or a folder in the data folder",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
-    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
+    """Serve models over HTTP, and the dashboard under /dashboard. Keys come from MINT_API_KEY (several: separated by
+    commas)."""
+    config = ServerConfig.resolve(
+        models=tuple(model or ()), host=host, port=port, data=data, database=database, checkpoints=checkpoints
+    )
     if config.host not in LOOPBACK and not config.api_keys:
         typer.echo(
             f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
@@ -46,11 +68,13 @@ def serve(
             err=True,
         )
         raise typer.Exit(2)
-    run(config, child=local)
+    _check_port(config)
+    run(config, None if local else runs)
 
 
-def run(config: ServerConfig, child: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM; as a child, until its parent, however it ends, lets go of our standard input."""
+def run(config: ServerConfig, runs: Path | None) -> None:
+    """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
+    ends when its parent, however that ends, lets go of our standard input."""
     import signal
     import socket
 
@@ -75,15 +99,21 @@ def run(config: ServerConfig, child: bool = False) -> None:
             if self.started:
                 address = self.servers[0].sockets[0].getsockname()
                 url = f"http://{config.host}:{address[1]}"
-                typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
+                ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
+                typer.echo(f"MINT_READY {url}" if child else ready)
 
     def end(code: int) -> None:
         typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
+    child = runs is None
+    _check_places(config)
     engine = SupervisedEngine(config.models or None, on_failure=end)
+    app = create_app(config, engine)
+    if runs is not None:
+        _show(app, config, runs)
     settings = uvicorn.Config(
-        create_app(config, engine),
+        app,
         config.host,
         config.port,
         access_log=False,
@@ -105,6 +135,29 @@ def run(config: ServerConfig, child: bool = False) -> None:
         raise typer.Exit(1)
 
 
+def _show(app: FastAPI, config: ServerConfig, runs: Path) -> None:
+    """The dashboard, for whoever has a key of the server, where it has keys."""
+    from mint.dashboard import mount
+
+    def owner_of(key: str) -> str:
+        return str(app.state.server.keys.user(key).name)
+
+    mount(app, runs, server=None, owner_of=owner_of if config.api_keys else None, prefix="/dashboard")
+
+
+def _check_places(config: ServerConfig) -> None:
+    """Before the engine starts, which takes a while."""
+    from mint.server.state import open_store
+
+    try:
+        store, storage = open_store(config)
+    except MintError as error:
+        typer.echo(f"mint serve: {error}", err=True)
+        raise typer.Exit(1) from error
+    storage.close()
+    store.close()
+
+
 def _load(engine: Backend, models: Sequence[str]) -> None:
     """Before the server starts, where a model that is not there can be told in a sentence."""
     for name, facts in [(name, engine.load_model(name)) for name in models]:
@@ -113,6 +166,22 @@ def _load(engine: Backend, models: Sequence[str]) -> None:
         except MintError as error:
             typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _check_port(config: ServerConfig) -> None:
+    """Before anything is loaded, which may take minutes."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.host, config.port))
+        except OSError as error:
+            raise Failure(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror or error}.",
+                f"Is another server there already? Try --port {config.port + 1}, or --port 0 for any free one.",
+            ) from error
 
 
 def _allow_many_connections() -> None:

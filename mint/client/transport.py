@@ -91,6 +91,7 @@ class Lanes:
     """
 
     def __init__(self, size: int, **options: Any) -> None:
+        self._size, self._used = size, 0
         self._slots = asyncio.Semaphore(size)
         self._options = options
         self._idle: list[httpx.AsyncClient] = []
@@ -99,15 +100,21 @@ class Lanes:
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async with self._slots:
             client = self._idle.pop() if self._idle else self._open()
+            self._used += 1
             try:
                 return await client.request(method, path, **options)
             finally:
+                self._used -= 1
                 self._idle.append(client)
 
     def _open(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_IDLE)
         self._all.append(httpx.AsyncClient(limits=limits, **self._options))
         return self._all[-1]
+
+    @property
+    def free(self) -> int:
+        return self._size - self._used
 
     async def close(self) -> None:
         await asyncio.gather(*(client.aclose() for client in self._all))
@@ -139,6 +146,11 @@ class Transport:
 
     async def close(self) -> None:
         await asyncio.gather(self._posts.close(), self._polls.close())
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether a request may wait for its result on its own connection: others must not queue for want of one."""
+        return self._polls.free > POLLS // 2
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Any) -> Any:
         """A JSON request and its JSON answer, None if that is empty."""

@@ -113,6 +113,12 @@ def trains(config: LoraConfig, group: Group) -> bool:
     return {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}[group]
 
 
+def merged(weight: Tensor, scale: float, pair: Pair) -> Tensor:
+    """The weight, in float32, of a plain linear that does what the weight and this LoRA do."""
+    down, up = (half.to(weight.device) for half in pair)
+    return weight.float() + scale * (up @ down)
+
+
 class CurrentRows:
     """The rows of the pass under way: one object a base model, which all its linears read."""
 

@@ -100,7 +100,7 @@ def rollout_records(
         rewards_G = sampled.group.get_total_rewards()
         for member, trajectory in enumerate(sampled.group.trajectories_G):
             tokens = _Tokens(trajectory)
-            token_advantages, logprobs = sent.get((sampled.number, member), (None, None))
+            token_advantages, logprobs, reference = sent.get((sampled.number, member), (None, None, None))
             known = (advantages or {}).get(sampled.number)
             records.append(
                 RolloutRecord(
@@ -126,6 +126,7 @@ def rollout_records(
                     logprobs=tokens.logprobs,
                     advantages=None if token_advantages is None else tokens.spread(token_advantages),
                     train_logprobs=None if logprobs is None else tokens.spread(logprobs),
+                    reference_logprobs=None if reference is None else tokens.spread(reference),
                     turns=tokens.turns,
                 )
             )
@@ -141,17 +142,26 @@ def _terms(group: TrajectoryGroup, member: int) -> dict[str, float]:
     return dict(terms) | dict(group.metrics_G[member])
 
 
-def _by_member(trained: Trained) -> dict[MemberKey, tuple[np.ndarray, np.ndarray]]:
-    """Advantage and the trainer's log-prob of every trained token, in the order of the trajectory."""
-    collected: dict[MemberKey, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+def _by_member(trained: Trained) -> dict[MemberKey, tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Of every trained token, in the order of the trajectory: its advantage, the trainer's log-prob and, in a run with
+    a KL term, the reference's."""
+    collected: dict[MemberKey, list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]] = defaultdict(list)
     for datum, meta, logprobs in zip(trained.data_D, trained.metadata_D, trained.logprobs_D, strict=True):
         mask = datum.loss_fn_inputs["mask"].to_numpy() > 0
         advantages = datum.loss_fn_inputs["advantages"].to_numpy()[mask]
-        collected[meta["group_idx"], meta["traj_idx"]].append((advantages, logprobs[mask]))
-    return {
-        key: (np.concatenate([a for a, _ in parts]), np.concatenate([p for _, p in parts]))
-        for key, parts in collected.items()
-    }
+        known = datum.loss_fn_inputs.get("reference_logprobs")
+        reference = None if known is None else known.to_numpy()[mask]
+        collected[meta["group_idx"], meta["traj_idx"]].append((advantages, logprobs[mask], reference))
+    return {key: _joined(parts) for key, parts in collected.items()}
+
+
+def _joined(
+    parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    advantages, logprobs, references = zip(*parts, strict=True)
+    known = [reference for reference in references if reference is not None]
+    reference = np.concatenate(known) if len(known) == len(parts) else None
+    return np.concatenate(advantages), np.concatenate(logprobs), reference
 
 
 # --------------------------------------------------------------------------------------------------------------------

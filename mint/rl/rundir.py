@@ -110,6 +110,8 @@ class RolloutRecord:
     """Of the sampler."""
     train_logprobs: list[float] | None = None
     """Of the trainer, before the update; None if not trained."""
+    reference_logprobs: list[float] | None = None
+    """Of the KL reference; None without a KL term, or if not trained."""
     advantages: list[float] | None = None
     """As sent, the KL penalty and the aggregation included; None if not trained."""
     turns: list[TurnRecord] = field(default_factory=list)
@@ -172,8 +174,7 @@ class RunDir:
         write_jsonl(self.rollouts_file(step, evaluator), map(_rollout_to_json, records))
 
     def rollouts(self, step: int, evaluator: str | None = None) -> list[RolloutRecord]:
-        lines = read_jsonl(self.rollouts_file(step, evaluator))
-        return [_from_json(RolloutRecord, line | {"turns": [TurnRecord(**t) for t in line["turns"]]}) for line in lines]
+        return [rollout_from_json(line) for line in read_jsonl(self.rollouts_file(step, evaluator))]
 
     def rollout_steps(self, evaluator: str | None = None) -> list[int]:
         pattern = self.rollouts_file(0, evaluator).name.replace("000000", "*")
@@ -268,6 +269,10 @@ def file_name(text: str) -> str:
 def _rollout_to_json(record: RolloutRecord) -> Json:
     """`asdict` without its copy of every list, which for long rollouts takes longer than writing them."""
     return vars(record) | {"turns": [vars(turn) for turn in record.turns]}
+
+
+def rollout_from_json(line: Json) -> RolloutRecord:
+    return _from_json(RolloutRecord, line | {"turns": [TurnRecord(**turn) for turn in line["turns"]]})
 
 
 def _from_json(record: type[_Record], line: Json) -> _Record:

@@ -59,7 +59,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         body = openai.error_body(status, text)
     else:
         body = {"detail": text}
-    return JSONResponse(body, status, {"retry-after": "1"} if status == 429 else None)
+    return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:
@@ -72,6 +72,9 @@ def _status_and_text(error: Exception) -> tuple[int, str]:
             return error.status_code, str(error.detail)
     if is_full(error):
         return 429, f"the server's disk is full ({error}); make room, then send the request again."
+    if isinstance(error, OperationalError):
+        log.error("the database failed: %s", error.orig)
+        return 503, f"the server's database cannot be used at present ({error.orig}); send the request again later."
     log.error("a request failed", exc_info=error)
     return 500, f"the server failed: {type(error).__name__}: {error}"
 

@@ -90,8 +90,9 @@ def read_adapter(folder: Path) -> tuple[str, LoraConfig]:
             manifest = json.loads((folder / "mint.json").read_text())
             return str(manifest["base_model"]), LoraConfig(**manifest["lora"])
         config = json.loads((folder / "adapter_config.json").read_text())
-        return str(config["base_model_name_or_path"]), _lora(int(config["r"]), _tensor_names(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rank = max([int(config["r"]), *(config.get("rank_pattern") or {}).values()])
+        return str(config["base_model_name_or_path"]), _lora(rank, _tensor_names(folder / WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadRequest(f"the adapter's description cannot be read: {type(error).__name__}: {error}.") from error
 
 

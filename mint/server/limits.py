@@ -32,6 +32,8 @@ class Limits:
     took, twenty times over, if that is more."""
     state_bytes: int = 64 * MIB
     """The same in bytes of requests."""
+    room_seconds: float = 300.0
+    """How long a new model waits for room on a full disk; clients retry a request for as long."""
     pending_samples: int = 65_536
     """Sequences asked for and not yet sampled; beyond it samples are answered 429."""
     sweep_seconds: float = 10.0

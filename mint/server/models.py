@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import or_, select
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts
 from mint.errors import BadRequest, Busy, MintError, NotFound
@@ -32,7 +33,7 @@ from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
 from mint.server.steps import CHANGE_FILES, CHANGE_WEIGHTS, Call
-from mint.server.store import CheckpointRow, RunRow, Store
+from mint.server.store import CheckpointRow, RunRow, Store, is_full
 from mint.server.trial import Trial
 from mint.types import LoraConfig, TrainingRun
 
@@ -128,13 +129,14 @@ class Models:
         journal = Journal(self._journals / quote(model_id, safe=""))
         try:
             if source is not None:
-                pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
+                files = await asyncio.to_thread(self._checkpoints.fetch, source[0])
+                pin = await asyncio.to_thread(journal.pin, promise.request_id, files)
                 created["source"] = {"pin": pin.name, "optimizer": source[1], "path": source[0].path}
             await _begin(journal, {"kind": "segment", "created": created, "next": 1, "handled": []})
-        except (Busy, OSError) as error:
+        except (MintError, OSError) as error:
             self._futures.drop(promise)
             journal.delete()
-            refusal = error if isinstance(error, Busy) else Busy(f"the model could not be recorded: {error}.")
+            refusal = error if isinstance(error, MintError) else Busy(f"the model could not be recorded: {error}.")
             promise.accepted.set_exception(refusal)
             promise.accepted.exception()
             raise refusal from error
@@ -175,6 +177,8 @@ class Models:
             model.facts = await self._catalogue.load(model.run.base_model)
             model.runner.start()
             await asyncio.shield(model.runner.ready)
+            if not existed:
+                await self._record(model.run)
         except MintError as error:
             model.runner.fail(error)
             if existed:
@@ -185,9 +189,21 @@ class Models:
             self._backend.release(model.id)
             model.journal.delete()
             raise
-        if not existed:
-            self._store.add(model.run)
         return _created(model)
+
+    async def _record(self, run: RunRow) -> None:
+        """Where the disk is full, as soon as there is room."""
+        deadline = time.monotonic() + self._limits.room_seconds
+        while True:
+            try:
+                self._store.add(run)
+                return
+            except OperationalError as error:
+                if not is_full(error):
+                    raise
+                if time.monotonic() > deadline:
+                    raise Busy(f"the model could not be recorded: {error.orig}.") from error
+            await asyncio.sleep(0.5)
 
     def find(self, model_id: str, user: User) -> Model:
         """The live model, its session seen just now."""

@@ -8,6 +8,7 @@ is lost, each policy comes back on its next use, and the samples that were under
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
@@ -27,9 +29,11 @@ from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.server.store import CheckpointRow, SamplerRow, Store, is_full
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
+
+log = logging.getLogger("mint.server")
 
 CLONE_BLOCK = 10**9
 """Clones of a sampling client number their requests from here, block by block."""
@@ -42,6 +46,8 @@ class Policy:
     name: str
     base_model: str
     folder: str | None = None
+    """Of a snapshot; a checkpoint's files are fetched when they are needed."""
+    checkpoint: CheckpointRow | None = None
     ephemeral: bool = False
     facts: ModelFacts | None = None
     """Set once it can be sampled, in the engine of this `generation`."""
@@ -129,7 +135,12 @@ class Samplers:
             model_path=path,
             ephemeral=policy.ephemeral,
         )
-        self._store.add(row)
+        try:
+            self._store.add(row)
+        except OperationalError as error:
+            if not (policy.ephemeral and is_full(error)):
+                raise
+            log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 
@@ -179,7 +190,7 @@ class Samplers:
     def _saved(self, row: CheckpointRow) -> Policy:
         base_model = self._checkpoints.run_of(row).base_model
         # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, str(self._checkpoints.folder(row)))
+        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row)
 
     def _shared(self, policy: Policy) -> Policy:
         return self._policies.setdefault(policy.name, policy)
@@ -192,8 +203,11 @@ class Samplers:
 
     async def _load(self, policy: Policy) -> None:
         facts = await self._catalogue.load(policy.base_model)
+        folder = policy.folder
+        if policy.checkpoint is not None:
+            folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
+        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:

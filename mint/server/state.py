@@ -10,7 +10,7 @@ from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.server.auth import Keys, Signer
 from mint.server.catalogue import Catalogue
-from mint.server.checkpoints import Checkpoints
+from mint.server.checkpoints import Checkpoints, agree_on_storage
 from mint.server.futures import Futures
 from mint.server.home import Home
 from mint.server.limits import Limits
@@ -19,10 +19,25 @@ from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
 from mint.server.steps import call_from, prepare
+from mint.server.storage import Storage, open_storage
 from mint.server.store import Store
 from mint.server.trial import Trial
 
 log = logging.getLogger("mint.server")
+
+
+def open_store(config: ServerConfig) -> tuple[Store, Storage]:
+    """The database, its schema up to date, and the place of its checkpoints."""
+    storage = open_storage(config.checkpoints, config.data)
+    store = Store(config.database_address)
+    try:
+        if config.database or config.checkpoints:  # else both are in the data folder, and belong together
+            agree_on_storage(store, storage)
+    except BaseException:
+        store.close()
+        storage.close()
+        raise
+    return store, storage
 
 
 class Server:
@@ -32,12 +47,12 @@ class Server:
         self.limits = limits
         self.signer = Signer(config.data)
         self.keys = Keys(config.api_keys, self.signer)
-        self.store = Store(config.data / "mint.db")
+        self.store, storage = open_store(config)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
         self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
-        self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
+        self.checkpoints = Checkpoints(self.store, storage)
         trial = Trial()
         self.models = Models(
             backend,
@@ -80,5 +95,6 @@ class Server:
 
     def close(self) -> None:
         self.models.close()
+        self.checkpoints.close()
         self.store.close()
         self.home.close()

@@ -8,9 +8,9 @@ folder, a date) is put in `Call.fixed`, which the journal keeps.
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,24 +132,28 @@ def _save(
     """Weights under a name; training checkpoints take the optimizer's state along."""
     checkpoints, fixed = server.checkpoints, call.fixed
     if fixed:
-        folder = checkpoints.reserve_again(model.id, kind, fixed["name"], fixed["folder"])
+        checkpoints.reserve_again(model.id, kind, fixed["name"])
     else:
         name, expires = _name(call.body), expiry(call.body.ttl_seconds)
         folder = checkpoints.reserve(model.id, kind, name, overwrite)
-        fixed.update(name=name, expires=expires, folder=checkpoints.relative(folder))
+        fixed.update(name=name, expires=expires, folder=folder)
+
+    def save() -> Future[int]:
+        draft = str(checkpoints.draft(fixed["folder"]))
+        return checkpoints.kept(fixed["folder"], server.backend.save_adapter(model.id, draft, kind == "weights"))
 
     def record(size_bytes: int) -> Answer:
         try:
             row = checkpoints.record(
-                model.run, kind, fixed["name"], folder, size_bytes, fixed["expires"], user_metadata
+                model.run, kind, fixed["name"], fixed["folder"], size_bytes, fixed["expires"], user_metadata
             )
         except Exception:
-            shutil.rmtree(folder, ignore_errors=True)  # a folder in no catalogue is nobody's
+            checkpoints.discard(fixed["folder"])
             raise
         return json_answer({"path": row.path, "size_bytes": size_bytes, "type": call.op})
 
     return Step(
-        lambda: server.backend.save_adapter(model.id, str(folder), kind == "weights"),
+        save,
         record,
         lambda: checkpoints.release_name(model.id, kind, fixed["name"]),
     )
@@ -193,7 +197,7 @@ def load_weights(server: Server, model: Model, call: Call) -> Step:
             )
         if optimizer and source.kind != "weights":
             raise BadRequest(f"{path} holds no optimizer state; load_state takes its weights alone.")
-        pin = model.journal.pin(call.request_id, server.checkpoints.folder(source))
+        pin = model.journal.pin(call.request_id, server.checkpoints.fetch(source))
         call.fixed.update(pin=pin.name, path=source.path)
     folder: Path = model.journal.folder / call.fixed["pin"]
     return Step(

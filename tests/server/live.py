@@ -24,10 +24,19 @@ class Live:
     """`create_app` under uvicorn in a thread; `restart` is a new server on the same data."""
 
     def __init__(
-        self, data: Path, keys: tuple[str, ...] = (), models: tuple[str, ...] = (), port: int = 0, **limits: Any
+        self,
+        data: Path,
+        keys: tuple[str, ...] = (),
+        models: tuple[str, ...] = (),
+        port: int = 0,
+        database: str | None = None,
+        checkpoints: str | None = None,
+        **limits: Any,
     ) -> None:
         """With a port, which need not be the one it listens on, a later server takes up what this one leaves."""
-        self.config = ServerConfig(models=models, port=port, data=data, api_keys=keys)
+        self.config = ServerConfig(
+            models=models, port=port, data=data, api_keys=keys, database=database, checkpoints=checkpoints
+        )
         self.limits = Limits(**(QUICK | limits))
         self._start(FakeBackend())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mint import wire
+from mint.errors import BadRequest
 from tests.fakes import TINY
 from tests.server.live import Live, sample_body
 
@@ -150,6 +151,28 @@ def test_a_cancelled_sample_is_cancelled_in_the_backend(live: Live) -> None:
     assert live.fetch(envelope) == {"error": "the request was cancelled.", "category": "user"}
     live.backend.let_go()
     assert live.fetch(live.sample(sampler, 1))["sequences"]
+
+
+def test_a_held_sample_is_answered_by_its_result_the_same_as_a_fetched_one(live: Live) -> None:
+    sampler = live.sampler()
+    held = live.post("/asample", sample_body(sampler, 0, num_samples=2), ok=False, **{wire.HOLD: "1"})
+    envelope = live.sample(sampler, 0, num_samples=2)
+    assert held.headers[wire.HELD] == envelope["request_id"]
+    assert [f"{held.headers[wire.HELD]}:{n}" for n in range(2)] == envelope["sample_sequence_ids"]
+    assert held.json() == live.fetch(envelope)
+    live.backend.fail["sample"] = BadRequest("no")
+    failed = live.post("/asample", sample_body(sampler, 1), ok=False, **{wire.HOLD: "1"})
+    assert failed.json() == {"error": "no", "category": "user"}
+
+
+def test_a_held_sample_that_takes_long_is_answered_by_its_id(serve) -> None:
+    live = serve(poll_seconds=0.05)
+    sampler = live.sampler()
+    live.backend.hold()
+    answer = live.post("/asample", sample_body(sampler, 0), ok=False, **{wire.HOLD: "1"})
+    assert wire.HELD not in answer.headers
+    live.backend.let_go()
+    assert live.fetch(answer.json())["sequences"]
 
 
 def test_too_many_waiting_samples_are_answered_429_until_there_is_room(serve) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from mint import wire
 from mint.server.auth import User
-from mint.server.futures import Promise
+from mint.server.futures import Answer, Promise
 from mint.server.state import Server
 
 
@@ -43,6 +43,13 @@ Caller = Annotated[User, Depends(_caller)]
 def envelope(promise: Promise) -> JSONResponse:
     """What every request that is answered later says at once."""
     return JSONResponse({"request_id": promise.request_id, **promise.envelope})
+
+
+def delivery(result: Answer, request: Request, headers: dict[str, str] | None = None) -> Response:
+    """A result in the form it is kept in, where the client takes that, else in JSON."""
+    if result.media_type in request.headers.get("accept", ""):
+        return Response(result.body, media_type=result.media_type, headers=headers)
+    return Response(result.as_json(), media_type=wire.JSON, headers=headers)
 
 
 def answer(value: Any) -> JSONResponse:

@@ -7,9 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from mint import wire
 from mint.server import requests
-from mint.server.routes import Caller, State
+from mint.server.routes import Caller, State, delivery
 
 router = APIRouter()
 
@@ -20,9 +19,7 @@ async def retrieve_future(body: requests.RetrieveFuture, request: Request, serve
     answer = await server.futures.wait(server.futures.find(body.request_id, user.name))
     if answer is None:
         return JSONResponse({"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408)
-    if answer.media_type in request.headers.get("accept", ""):
-        return Response(answer.body, media_type=answer.media_type)
-    return Response(answer.as_json(), media_type=wire.JSON)
+    return delivery(answer, request)
 
 
 @router.post("/retrieve_futures")

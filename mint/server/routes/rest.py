@@ -162,7 +162,8 @@ async def archive(run: str, kind: str, name: str, request: Request, server: Stat
 @router.get("/downloads/{token}/checkpoint.tar.gz")
 async def download_archive(token: str, server: State) -> Response:
     row = _linked(server, server.signer.target(token))
-    return StreamingResponse(tar_gz(server.checkpoints.folder(row)), media_type="application/gzip")
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
+    return StreamingResponse(tar_gz(folder), media_type="application/gzip")
 
 
 @router.get(CHECKPOINT + "/external_weights_urls")
@@ -171,9 +172,10 @@ async def external_weights_urls(
 ) -> Response:
     row = server.checkpoints.resolve(f"tinker://{run}/{kind}/{name}", user)
     seconds = server.limits.link_seconds
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
     urls = {
         file: str(request.url_for("download_file", token=server.signer.link(f"{row.id}/{file}", seconds)))
-        for file in files_of(server.checkpoints.folder(row))
+        for file in files_of(folder)
     }
     return answer({"urls": urls, "expires": moment(time.time() + seconds)})
 
@@ -181,7 +183,7 @@ async def external_weights_urls(
 @router.get("/downloads/{token}/file")
 async def download_file(token: str, server: State) -> Response:
     checkpoint, _, file = server.signer.target(token).partition("/")
-    path = server.checkpoints.folder(_linked(server, checkpoint)) / file
+    path = (await asyncio.to_thread(server.checkpoints.fetch, _linked(server, checkpoint))) / file
     if not path.is_file():
         raise NotFound(f"{file} of this checkpoint is missing.")
     return FileResponse(path, filename=quote(path.name))

@@ -14,7 +14,7 @@ from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
 from mint.server.futures import SAMPLE, Promise
-from mint.server.routes import Caller, State, answer, envelope
+from mint.server.routes import Caller, State, answer, delivery, envelope
 from mint.server.samplers import CLONE_BLOCK
 from mint.server.state import Server
 from mint.types import GetSamplerResponse
@@ -63,7 +63,10 @@ async def asample(request: Request, server: State, user: Caller) -> Response:
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
-    return envelope(_sample(server, user, call, fingerprint(body)))
+    promise = _sample(server, user, call, fingerprint(body))
+    if wire.HOLD in request.headers and (result := await server.futures.wait(promise)) is not None:
+        return delivery(result, request, {wire.HELD: promise.request_id})
+    return envelope(promise)
 
 
 def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:

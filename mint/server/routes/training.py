@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from fastapi import APIRouter, Request, Response
 
 from mint import wire
-from mint.errors import BadRequest
+from mint.errors import BadRequest, MintError
 from mint.server import requests, steps
 from mint.server.auth import User
 from mint.server.bodies import encoding_of, fingerprint, read_body
@@ -97,6 +100,8 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
         if body.base_model is not None or body.user_metadata is not None:
             raise BadRequest("base_model and user_metadata are for a new model; leave them out for one that exists.")
         model = server.models.find(body.model_id, user)
+        with contextlib.suppress(MintError):  # told by the checks that follow, which spend the number
+            await asyncio.to_thread(server.checkpoints.fetch, server.checkpoints.resolve(body.path, user))
         return envelope(await server.models.submit(model, steps.small_call("load_weights", body)))
     if body.model_id is not None or body.session_id is None or body.model_seq_id is None:
         raise BadRequest("give either model_id (and seq_id), or session_id and model_seq_id for a new model.")

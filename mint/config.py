@@ -77,6 +77,8 @@ class ServerConfig:
     """fsspec URL under which checkpoints are kept, such as s3://bucket/prefix; None: a folder in the data folder."""
     api_keys: tuple[str, ...] = ()
     """Keys that are let in; empty: everybody who reaches the port."""
+    lean: bool = False
+    """Training computes activations again instead of keeping them: a fraction of the memory, a third more work."""
 
     @classmethod
     def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:

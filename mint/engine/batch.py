@@ -1,6 +1,7 @@
 """Datums checked (by `mint.checks`), packed into rows of tokens without padding, and taken apart again.
 
-Datums that begin with the same tokens, as the samples of one prompt do, share the rows of those tokens: `mint.engine.tree`.
+Datums that begin with the same tokens, as the samples of one prompt do, share the rows of those tokens (see
+`mint.engine.tree`).
 
 Shapes: N tokens of one datum, T packed tokens of a micro-batch, K targets a position (1 unless targets are soft),
 S all targets of a micro-batch, C those of them that can matter to the loss.

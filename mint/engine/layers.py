@@ -218,7 +218,7 @@ class FusedLayers:
             ours.append(found)
             read = {name: _find(module, name) for name in NORMS}
             norms.append({name: _read_norm(norm) for name, norm in read.items() if norm is not None})
-            kinds.append(_read_kind(module, modules[0].mlp.act_fn, window, flash))
+            kinds.append(_read_kind(module, _find(modules[0], "mlp.act_fn"), window, flash))
         by_type = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
         types = [decoder.config.layer_types[i] if by_type else None for i in range(len(kinds))]
         return cls(decoder, ours, norms, kinds, types, flash)

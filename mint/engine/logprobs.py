@@ -1,11 +1,11 @@
 """Log-probs of target tokens straight from hidden states, in chunks: no [tokens, vocabulary] tensor, forward or back.
 
-The gradient of a log-prob in its hidden state is W[target] - mean of W under the softmax. That mean needs no loss, so it
-is taken in the forward pass, while the logits are there: the backward pass computes none, unless the unembedding itself
-is trained.
+The gradient of a log-prob in its hidden state is W[target] - mean of W under the softmax. That mean needs no loss, so
+it is taken in the forward pass, while the logits are there: the backward pass computes none, unless the unembedding
+itself is trained.
 
-Shapes: T tokens, M hidden size, C cells (a token and one of its targets), N live or a chunk's tokens, V vocabulary, R rank,
-X = M, or M + R where the unembedding is adapted.
+Shapes: T tokens, M hidden size, C cells (a token and one of its targets), N live or a chunk's tokens, V vocabulary,
+R rank, X = M, or M + R where the unembedding is adapted.
 """
 
 from __future__ import annotations

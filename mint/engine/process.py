@@ -41,10 +41,10 @@ main(int(sys.argv[1]))
 """
 
 
-def make_engine(models: Sequence[str] | None) -> Backend:
+def make_engine(models: Sequence[str] | None, lean: bool = False) -> Backend:
     from mint.engine.engine import Engine
 
-    return Engine(models)
+    return Engine(models, lean=lean)
 
 
 class EngineProcess:

@@ -13,7 +13,7 @@ from mint.engine.model import BaseModel
 # laptop and keeps sampling steps from waiting long.
 ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 32 * 2**30}
 # Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
-# its activations leave the cache, and it takes a tenth longer a token; on a GPU (H200, 0.6B) the kernels are long enough
+# its activations leave the cache, and it takes a tenth longer a token; on a GPU (H200, 0.6B) kernels are then long enough
 # to hide what happens between them, and sampling should not wait for longer.
 MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 FEWEST_TOKENS = 256

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Tree:
 def shared_lengths(sequences: Sequence[np.ndarray]) -> list[int]:
     """How many tokens each sequence has in common, from its first, with the one before it; 0 for the first."""
     found = [0] * min(1, len(sequences))
-    for before, here in zip(sequences, sequences[1:], strict=False):
+    for before, here in pairwise(sequences):
         most = min(len(before), len(here))
         different = before[:most] != here[:most]
         found.append(int(different.argmax()) if different.any() else most)
@@ -88,7 +89,7 @@ def grow(sequences: Sequence[np.ndarray]) -> Tree:
 def _runs(shared: Sequence[int], low: int, high: int, least: int) -> list[tuple[int, int]]:
     """The range cut wherever neighbours share fewer than `least` tokens."""
     cuts = [low, *(i for i in range(low + 1, high) if shared[i] < least), high]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _lay_out(sequences: Sequence[np.ndarray], nodes: list[tuple[int, int, int]], ends: dict[int, int]) -> Tree:

@@ -6,8 +6,8 @@
 
 Every figure is tokens of the datums a second, so padding and sharing show. Both sides have the same adapter (rank 16 on
 every linear of attention and MLP, unless a case says otherwise), the same weights and the same number of threads, and
-take turns; the fastest round of each counts. PEFT's batch is padded to its longest sequence, and done in eights on a GPU,
-whose memory would not hold it. With one thread the time is the processor's, so that a busy machine matters less;
+take turns; the fastest round of each counts. PEFT's batch is padded to its longest sequence, whole unless told
+otherwise. With one thread the time is the processor's, so that a busy machine matters less;
 otherwise it is the clock's. The last line is JSON.
 """
 
@@ -254,7 +254,7 @@ def run_shape(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         path = str(save_model(shape, Path(folder)))
         sides: dict[str, Any] = {"ours": Ours(path, device)}
         if options.against == "peft":
-            sides["peft"] = Peft(path, device.torch_device, device.dtype, 8 if cuda else 2**30)
+            sides["peft"] = Peft(path, device.torch_device, device.dtype, options.peft_sequences)
         for case in cases(options.device, shape):
             if options.cases and not any(case.name.startswith(wanted) for wanted in options.cases):
                 continue
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=tuple(SHAPES), nargs="+", help="default: those of the device")
     parser.add_argument("--against", choices=("peft",), help="run it beside the engine")
+    parser.add_argument("--peft-sequences", type=int, default=2**30, help="how many PEFT has at once; default: all")
     parser.add_argument("--cases", nargs="+", help="only cases whose names begin so")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="CPU threads of both sides; default: torch's")
@@ -280,7 +281,7 @@ def main() -> None:
     facts = hardware() | {"threads": torch.get_num_threads()}
     shapes = options.shape or (["qwen3-0.6b"] if options.device == "cuda" else ["small", "smollm2-135m"])
     rows = [row for shape in shapes for row in run_shape(shape, options)]
-    result = {"hardware": facts, "rows": rows}
+    result = {"hardware": facts, "rows": rows} | ({"peft_sequences": options.peft_sequences} if options.against else {})
     print(table(rows))
     line = json.dumps(result)
     if options.out:

@@ -6,7 +6,7 @@ trains through its own modules. On a GPU a layer is compiled, once for all layer
 the first layer's input needs no gradient, so none is computed.
 
 Shapes: T packed tokens, M hidden size, H query heads, K key/value heads, D head size, I inputs and O outputs of
-linears, R ranks of all adapters together.
+linears, R ranks of the adapted ones together.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from torch.utils.checkpoint import checkpoint
 
 from mint.engine.attention import Attend
 from mint.engine.compiling import compiled, of_any_length
-from mint.engine.lora import LoraLinear, Rows
+from mint.engine.lora import Adapter, LoraLinear
 from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention, flash_layout
 from mint.engine.tree import Tree
 
 
 class LowRank(NamedTuple):
-    """What adapters add to a linear: up (gate * (down x))."""
+    """What an adapter adds to a linear: up (scale * (down x))."""
 
     down: Tensor
     """[R, in]"""
     up: Tensor
     """[out, R]"""
-    gate: Tensor
-    """[], or [T, R] where several adapters share a pass: what each token multiplies each rank by, its adapter's scale
-    or, for the ranks of others, 0."""
+    scale: Tensor
+    """[]: a number the compiler does not take for a constant."""
 
 
 class Linear(NamedTuple):
@@ -127,7 +126,7 @@ class Kind:
 
 
 def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | None]) -> tuple[Tensor, ...]:
-    """Linears with one input as one product, what the adapters add included: [x, z] @ [W, up]^T with z = gate * down x.
+    """Linears with one input as one product, what the adapter adds included: [x, z] @ [W, up]^T, z = scale * down x.
 
     So a product's output is written once, and the backward pass gets the gradients of x and z from one product too.
     """
@@ -145,30 +144,29 @@ def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
     up_OR = torch.block_diag(
         *(none.reshape(size, 0) if low is None else low.up for size, low in zip(sizes, added, strict=True))
     ).to(x_TI.dtype)
-    gate = ours[0].gate if ours[0].gate.dim() == 0 else torch.cat([low.gate for low in ours], dim=1)
-    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, gate).split(sizes, dim=-1)
+    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, ours[0].scale).split(sizes, dim=-1)
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, gate: Tensor
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: Tensor
     ) -> Tensor:
-        z_TR = (x_TI @ down_RI.T) * gate
-        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, gate)
+        z_TR = (x_TI @ down_RI.T) * scale
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
         return F.linear(torch.cat([x_TI, z_TR], dim=1), torch.cat([weight_OI, up_OR], dim=1), bias_O)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grads
-        x_TI, z_TR, weight_OI, down_RI, up_OR, gate = ctx.saved_tensors
+        x_TI, z_TR, weight_OI, down_RI, up_OR, scale = ctx.saved_tensors
         if ctx.needs_input_grad[0]:
             both = grad_TO @ torch.cat([weight_OI, up_OR], dim=1)
-            grad_TR = both[:, x_TI.shape[1] :] * gate
+            grad_TR = both[:, x_TI.shape[1] :] * scale
             # Not addmm, which would copy first: compiled, the sum joins what comes next.
             grad_TI = both[:, : x_TI.shape[1]] + grad_TR @ down_RI
         else:
-            grad_TR, grad_TI = (grad_TO @ up_OR) * gate, None
+            grad_TR, grad_TI = (grad_TO @ up_OR) * scale, None
         return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
 
 
@@ -266,8 +264,8 @@ def _say_what_changes(
     if layout.even is not None:
         of_any_length(layout.even, dim=1)
     for added in adapted.values():
-        of_any_length(added.down, added.gate)
-        of_any_length(added.up, added.gate, dim=1)
+        of_any_length(added.down)
+        of_any_length(added.up, dim=1)
 
 
 def _find(module: nn.Module, path: str) -> Any:
@@ -293,12 +291,9 @@ def _attend(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float, windo
     return attend(0, q, k, v, scale, window)
 
 
-def low_ranks(rows: Rows, dtype: torch.dtype) -> dict[str, LowRank]:
-    """What the adapters of packed runs of tokens add to each linear, side by side."""
-    adapters = list({id(adapter): adapter for adapter, _ in rows if adapter is not None}.values())
-    if len(adapters) == 1 and len(rows) == 1:
-        (adapter,) = adapters
-        gate = torch.tensor(adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
-        return {path: LowRank(down, up, gate) for path, (down, up) in adapter.weights.items()}
-    assert not adapters
-    return {}
+def low_ranks(adapter: Adapter | None, dtype: torch.dtype) -> dict[str, LowRank]:
+    """What the adapter adds, by the linears' paths in the model."""
+    if adapter is None:
+        return {}
+    scale = torch.tensor(adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
+    return {path: LowRank(down, up, scale) for path, (down, up) in adapter.weights.items()}

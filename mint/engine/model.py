@@ -109,7 +109,7 @@ class BaseModel:
         """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours."""
         if self._fused is None:
             return self.hidden(tokens_T, positions_T, TreeAttention(tree, self.device), [(adapter, len(tokens_T))])
-        return self._fused(tokens_T, positions_T, tree, low_ranks([(adapter, len(tokens_T))], self.dtype), lean)
+        return self._fused(tokens_T, positions_T, tree, low_ranks(adapter, self.dtype), lean)
 
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function as it is best called on this device."""

@@ -13,8 +13,8 @@ from mint.engine.model import BaseModel
 # laptop and keeps sampling steps from waiting long.
 ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 32 * 2**30}
 # Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
-# its activations leave the cache, and it takes a tenth longer a token; on a GPU (H200, 0.6B) kernels are then long enough
-# to hide what happens between them, and sampling should not wait for longer.
+# its activations leave the cache, and it takes a tenth longer a token; on a GPU (H200, 0.6B) kernels are long enough by
+# then to hide what happens between them, and sampling should not wait for longer.
 MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 FEWEST_TOKENS = 256
 # Of a GPU's free memory; the rest is for logits, gradients and whoever samples.

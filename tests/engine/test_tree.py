@@ -167,7 +167,7 @@ def test_the_layout_for_flash_attention_says_what_buckets_compute(
     for sequence, rows in zip(sequences, grown.rows, strict=True):
         tokens[rows] = sequence
     tokens_T, positions_T = torch.from_numpy(tokens), torch.from_numpy(grown.positions())
-    added = low_ranks([(adapter, grown.size)], model.dtype)
+    added = low_ranks(adapter, model.dtype)
     assert flash is not None and model._fused is not None
     torch.testing.assert_close(
         flash(tokens_T, positions_T, grown, added),

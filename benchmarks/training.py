@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -246,10 +246,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_shape(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run_shape(shape: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     cuda = options.device == "cuda"
     device = Device(torch.device(options.device), torch.bfloat16 if cuda else torch.float32, "chosen for a benchmark")
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = str(save_model(shape, Path(folder)))
         sides: dict[str, Any] = {"ours": Ours(path, device)}
@@ -258,10 +257,8 @@ def run_shape(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         for case in cases(options.device, shape):
             if options.cases and not any(case.name.startswith(wanted) for wanted in options.cases):
                 continue
-            rows.append({"shape": shape} | measure(case.filled(SHAPES[shape].vocab_size), sides, options.rounds))
-            print(json.dumps(rows[-1]), flush=True)
+            yield {"shape": shape} | measure(case.filled(SHAPES[shape].vocab_size), sides, options.rounds)
         sides["ours"].close()
-    return rows
 
 
 def main() -> None:
@@ -280,13 +277,17 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     facts = hardware() | {"threads": torch.get_num_threads()}
     shapes = options.shape or (["qwen3-0.6b"] if options.device == "cuda" else ["small", "smollm2-135m"])
-    rows = [row for shape in shapes for row in run_shape(shape, options)]
-    result = {"hardware": facts, "rows": rows} | ({"peft_sequences": options.peft_sequences} if options.against else {})
-    print(table(rows))
-    line = json.dumps(result)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(line)
+    result: dict[str, Any] = {"hardware": facts, "rows": []}
+    if options.against:
+        result["peft_sequences"] = options.peft_sequences
+    for shape in shapes:
+        for row in run_shape(shape, options):
+            result["rows"].append(row)
+            print(json.dumps(row), flush=True)
+            if options.out:  # after each, because the whole may take an hour on a CPU
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result["rows"]))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

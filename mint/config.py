@@ -76,7 +76,11 @@ class ServerConfig:
     checkpoints: str | None = None
     """fsspec URL under which checkpoints are kept, such as s3://bucket/prefix; None: a folder in the data folder."""
     api_keys: tuple[str, ...] = ()
-    """Keys that are let in; empty: everybody who reaches the port."""
+    """Keys that are let in, beside those made by `mint keys`; without any, everybody who reaches the port."""
+    tls_cert: Path | None = None
+    """Certificate chain (PEM) to serve HTTPS with; None: plain HTTP."""
+    tls_key: Path | None = None
+    """Its private key."""
     lean: bool = False
     """Training computes activations again instead of keeping them: a fraction of the memory, a third more work."""
 

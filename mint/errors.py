@@ -38,6 +38,10 @@ class Forbidden(StatusError, PermissionError):
     status = 403
 
 
+class BudgetReached(Forbidden):
+    """A run or a key has used what it may; the message says where its state is and how to go on."""
+
+
 class NotFound(StatusError, LookupError):
     """No such model, run, checkpoint, session or future."""
 

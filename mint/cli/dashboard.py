@@ -23,26 +23,33 @@ def dashboard(
     import uvicorn
     from fastapi import FastAPI
 
-    from mint.cli.serve import LOOPBACK
+    from mint.cli.serve import LOOPBACK, has_keys
     from mint.config import ClientConfig, ServerConfig
     from mint.dashboard import mount
 
     owner_of = None
     if host not in LOOPBACK:
         config = ServerConfig.resolve(host=host)
-        if not config.api_keys:
+        if not config.api_keys and not has_keys(config):
             typer.echo(
                 f"mint dashboard: refusing to listen on {host} without keys: everybody on the network could read your "
-                "runs. Set MINT_API_KEY to a secret of your choice, or leave --host at 127.0.0.1.",
+                "runs. Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or "
+                "leave --host at 127.0.0.1.",
                 err=True,
             )
             raise typer.Exit(2)
-        from mint.server.auth import Keys, Signer
+        from mint.server.auth import HOUSE, Keys
+        from mint.server.keyring import Keyring
+        from mint.server.limits import Limits
+        from mint.server.signer import Signer
+        from mint.server.store import Store
 
-        keys = Keys(config.api_keys, Signer(config.data))
+        ring = Keyring(Store(config.database_address))
+        keys = Keys(config.api_keys, ring, Signer(config.data), Limits().keys_seconds)
 
         def owner_of(key: str) -> str:
-            return keys.user(key).name
+            user = keys.user(key)
+            return HOUSE if user.admin else user.name
 
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

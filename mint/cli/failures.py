@@ -49,6 +49,7 @@ USAGE_ERROR = typer.BadParameter.__bases__[0]
 NO_SERVER = "Start a server with `mint serve`, or unset MINT_BASE_URL and TINKER_BASE_URL to use one on this machine."
 REMEDIES: tuple[tuple[type[errors.MintError], Code, str], ...] = (
     (errors.Unauthorized, Code.REFUSED, "Set MINT_API_KEY to a key that the server knows."),
+    (errors.BudgetReached, Code.REFUSED, "Raise the budget and run the same again: it goes on from there."),
     (errors.Forbidden, Code.REFUSED, "Use a key that may do this, or ask whoever runs the server."),
     (errors.Busy, Code.REFUSED, "Try again later; `mint models` tells what the server has loaded."),
     (errors.NotFound, Code.NOT_FOUND, "`mint runs`, `mint models` and `mint checkpoints list` show what there is."),

@@ -58,10 +58,12 @@ def serve(
         bool, typer.Option("--lean", help="Train in a fraction of the memory, for a third more work.")
     ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
+    tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve models over HTTP, and the dashboard under /dashboard. Keys come from MINT_API_KEY (several: separated by
-    commas)."""
+    """Serve models over HTTP, and the dashboard under /dashboard. Keys come from `mint keys` and from MINT_API_KEY
+    (several: separated by commas)."""
     config = ServerConfig.resolve(
         models=tuple(model or ()),
         host=host,
@@ -69,17 +71,48 @@ def serve(
         data=data,
         database=database,
         checkpoints=checkpoints,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         lean=lean,
     )
-    if config.host not in LOOPBACK and not config.api_keys:
-        typer.echo(
-            f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
-            "machine. Set MINT_API_KEY to a secret of your choice, or leave --host at 127.0.0.1.",
-            err=True,
+    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
+        raise Failure(
+            f"refusing to listen on {config.host} without keys: everybody on the network could use this machine.",
+            "Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or leave --host "
+            "at 127.0.0.1.",
         )
-        raise typer.Exit(2)
+    _check_tls(config)
     _check_port(config)
     run(config, None if local else runs)
+
+
+def has_keys(config: ServerConfig) -> bool:
+    """Whether keys were made for the server of this database."""
+    if config.database is None and not (config.data / "mint.db").exists():
+        return False
+    from mint.server.keyring import Keyring
+    from mint.server.store import Store
+
+    store = Store(config.database_address)
+    try:
+        return bool(Keyring(store).all())
+    finally:
+        store.close()
+
+
+def _check_tls(config: ServerConfig) -> None:
+    import ssl
+
+    pair = "Give the certificate chain and its private key, both as PEM files."
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise Failure("--tls-cert and --tls-key belong together.", pair)
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # errors of ssl among them
+        told = f"{config.tls_cert} and {config.tls_key} cannot be used as certificate and key: {error}."
+        raise Failure(told, pair) from error
 
 
 def run(config: ServerConfig, runs: Path | None) -> None:
@@ -109,7 +142,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
             await super().startup(sockets)
             if self.started:
                 address = self.servers[0].sockets[0].getsockname()
-                url = f"http://{config.host}:{address[1]}"
+                url = f"{'http' if config.tls_cert is None else 'https'}://{config.host}:{address[1]}"
                 ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
                 typer.echo(f"MINT_READY {url}" if child else ready)
 
@@ -122,11 +155,13 @@ def run(config: ServerConfig, runs: Path | None) -> None:
     engine = SupervisedEngine(config.models or None, on_failure=end, make=partial(make_engine, lean=config.lean))
     app = create_app(config, engine)
     if runs is not None:
-        _show(app, config, runs)
+        _show(app, runs)
     settings = uvicorn.Config(
         app,
         config.host,
         config.port,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         access_log=False,
         log_level="warning",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -146,14 +181,17 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _show(app: FastAPI, config: ServerConfig, runs: Path) -> None:
-    """The dashboard, for whoever has a key of the server, where it has keys."""
+def _show(app: FastAPI, runs: Path) -> None:
+    """The dashboard, for whoever has a key of the server, as soon as it has keys. Administrators see what the house
+    sees."""
     from mint.dashboard import mount
+    from mint.server.auth import HOUSE
 
     def owner_of(key: str) -> str:
-        return str(app.state.server.keys.user(key).name)
+        user = app.state.server.keys.user(key)
+        return HOUSE if user.admin else str(user.name)
 
-    mount(app, runs, server=None, owner_of=owner_of if config.api_keys else None, prefix="/dashboard")
+    mount(app, runs, server=None, owner_of=owner_of, prefix="/dashboard")
 
 
 def _check_places(config: ServerConfig) -> None:

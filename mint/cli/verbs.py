@@ -35,12 +35,12 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("doctor:doctor", LOOK, "Say why a run does not learn, likeliest cause first."),
     "advise": Verb("advise:advise", LOOK, "Advise a group size from the pass rates a run has measured."),
     "serve": Verb("serve:serve", SERVE, "Serve models over HTTP."),
+    "keys": Verb("keys:keys", SERVE, "Make, list, change and revoke API keys."),
+    "usage": Verb("usage:usage", SERVE, "Tokens, requests, engine time and disk by key and run."),
     "models": Verb("models:models", SERVE, "List the models a server has, or this machine."),
     "chat": Verb("chat:chat", SERVE, "Talk to a base model, a checkpoint or a run's latest."),
     "checkpoints": Verb("checkpoints:app", SERVE, "List, download and delete checkpoints."),
-    "export": Verb(
-        "export:export", SERVE, "Write a checkpoint as PEFT or merged weights, and prove that it is the same."
-    ),
+    "export": Verb("export:export", SERVE, "Write a checkpoint for other programs, and prove it the same."),
     "bench": Verb("bench:bench", MACHINE, "Measure sampling and training here, or on a server."),
     "info": Verb("info:info", MACHINE, "Versions, devices, and what is missing and how to get it."),
 }

@@ -56,6 +56,10 @@ _BY_STATUS: dict[int, type[MintError]] = {
     410: NotFound,
     429: Busy,
 }
+_HOW_TO_TRUST = (
+    " The server's certificate is not trusted here: set SSL_CERT_FILE to the certificate (PEM) of the authority that "
+    "signed it."
+)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 logger = logging.getLogger("mint")
@@ -214,6 +218,11 @@ class Transport:
                 failure = error_of(response)
                 if status == 429:
                     backoff = self._backoff(patience)
+                    if _is_rate(response):  # a matter of time alone, and the server says of how much
+                        backoff_when_full = self._backoff(patience_when_full)
+                        self._say(f"{failure} Waiting for it.")
+                    else:
+                        self._tell(failure, backoff_when_full)
                     if await backoff_when_full.wait(_retry_after(response)):
                         continue
                 if not _may_pass(status, backoff.attempts):
@@ -233,10 +242,15 @@ class Transport:
             headers["X-API-Key"] = key
 
     def _tell(self, failure: MintError, backoff: Backoff) -> None:
-        """Says, once a minute at most, that something is being waited for that should not have to be."""
-        if backoff.attempts >= 3 and time.monotonic() - self._told > 60:
+        """Says that something is being waited for that should not have to be."""
+        if backoff.attempts >= 3:
+            self._say(f"{failure} Trying again for up to {backoff.patience:.0f} s.")
+
+    def _say(self, text: str) -> None:
+        """Once a minute at most."""
+        if time.monotonic() - self._told > 60:
             self._told = time.monotonic()
-            logger.warning("%s Trying again for up to %.0f s.", failure, backoff.patience)
+            logger.warning("%s", text)
 
     async def _fetch_token(self) -> str:
         response = await self._posts.request("POST", "auth/token", json={}, headers={"X-API-Key": self.api_key or ""})
@@ -248,7 +262,7 @@ class Transport:
         return ConnectionFailed(
             f"no connection to {self.base_url} ({type(error).__name__}: {error}). Is the server running, the "
             "address right? `mint serve` starts one; MINT_BASE_URL or base_url= says where it is; without either, a "
-            "local one is started."
+            "local one is started." + (_HOW_TO_TRUST if "CERTIFICATE_VERIFY_FAILED" in str(error) else "")
         )
 
 
@@ -271,6 +285,11 @@ def _may_pass(status: int, attempts: int) -> bool:
     if status == 500:
         return attempts < FAULT_RETRIES
     return status == 408 or status > 500
+
+
+def _is_rate(response: httpx.Response) -> bool:
+    """Whether it was a limit on what may be sent a minute, or at once, that the request ran into."""
+    return response.headers.get("x-mint-limit") in ("requests_per_minute", "tokens_per_minute", "concurrent")
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -39,7 +39,7 @@ class Gate:
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self.app = app
         self.site = site
-        self._sessions: dict[bytes, tuple[float, Viewer]] = {}
+        self._sessions: dict[bytes, tuple[float, Viewer, str]] = {}
         self._everybody: Viewer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +65,7 @@ class Gate:
             return PlainTextResponse(refusal, 403)
         if scope["path"] == self.site.prefix and self.site.prefix:
             return RedirectResponse(f"{self.site.prefix}/", 307)
-        if self.site.owner_of is None:
+        if self._is_open():
             self._everybody = self._everybody or self.site.viewer(_address(scope))
             scope[SCOPE] = self._everybody
             return None
@@ -85,10 +85,22 @@ class Gate:
         scope[SCOPE] = viewer
         return None
 
+    def _is_open(self) -> bool:
+        """Whether nobody needs a key. A server may get its first one while it runs."""
+        return self.site.owner_of is None or self._lets_in("")
+
+    def _lets_in(self, key: str) -> bool:
+        assert self.site.owner_of is not None
+        try:
+            self.site.owner_of(key)
+        except MintError:
+            return False
+        return True
+
     def _refusal(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname or ""
-        if self.site.owner_of is None and name not in LOOPBACK:
+        if self._is_open() and name not in LOOPBACK:
             return (
                 f"The dashboard was asked for under the name {name!r}. Without keys it answers only to 127.0.0.1 and "
                 "localhost: set MINT_API_KEY to a secret of your choice before starting it, or forward the port.\n"
@@ -107,7 +119,9 @@ class Gate:
             return None
         token = _digest(cookie.value)
         session = self._sessions.get(token)
-        return (token, session[1]) if session is not None and session[0] > time.time() else None
+        if session is None or session[0] <= time.time() or not self._lets_in(session[2]):
+            return None  # it ends with the key it was opened with
+        return token, session[1]
 
     async def _login(self, request: Request) -> Response:
         then = self._safe(request.query_params.get("then", ""))
@@ -127,6 +141,7 @@ class Gate:
         self._sessions[_digest(token)] = (
             time.time() + SESSION_SECONDS,
             self.site.viewer(_address(request.scope), key, owner),
+            key,
         )
         answer = RedirectResponse(then, 303)
         secure = request.url.scheme == "https"
@@ -158,7 +173,11 @@ class Gate:
 def _address(scope: Scope) -> str:
     """Where this application was reached, as the machine itself can reach it."""
     host, port = scope["server"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{_scheme(scope)}://[{host}]:{port}" if ":" in host else f"{_scheme(scope)}://{host}:{port}"
+
+
+def _scheme(scope: Scope) -> str:
+    return "https" if scope["scheme"] in ("https", "wss") else "http"
 
 
 def _digest(token: str) -> bytes:

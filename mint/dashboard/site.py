@@ -57,7 +57,9 @@ class Site:
             library = self._tenants.setdefault(owner, self.library.within(owner))
         asked = self.server or ClientConfig(here)
         config = ClientConfig(asked.base_url, asked.api_key if self.server else key)
-        return Viewer(owner, library, Serving(config), self.prefix, can_leave=key is not None)
+        return Viewer(
+            owner, library, Serving(config, itself=self.server is None), self.prefix, can_leave=key is not None
+        )
 
 
 def viewer_of(request: Request) -> Viewer:

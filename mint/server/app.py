@@ -18,6 +18,7 @@ from mint.config import ServerConfig
 from mint.errors import MintError
 from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
+from mint.server.quotas import Limited
 from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
 from mint.server.store import is_full
@@ -59,7 +60,13 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         body = openai.error_body(status, text)
     else:
         body = {"detail": text}
-    return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+    return JSONResponse(body, status, _headers(status, error))
+
+
+def _headers(status: int, error: Exception) -> dict[str, str] | None:
+    if isinstance(error, Limited):
+        return {"retry-after": str(error.retry_after), "x-mint-limit": error.limit}
+    return {"retry-after": "1"} if status in (429, 503) else None
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:

@@ -48,7 +48,7 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def unpack(archive: IO[bytes], folder: Path, max_bytes: int) -> Path:
+def unpack(archive: IO[bytes], folder: Path, max_bytes: float) -> Path:
     """Extracts a .tar.gz of plain files into `folder`; the folder within that holds the adapter."""
     try:
         with tarfile.open(fileobj=archive, mode="r|gz") as tar:
@@ -61,7 +61,7 @@ def unpack(archive: IO[bytes], folder: Path, max_bytes: int) -> Path:
     return found[0].parent
 
 
-def _extract(tar: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+def _extract(tar: tarfile.TarFile, folder: Path, max_bytes: float) -> None:
     room, members = max_bytes, 0
     for member in tar:
         members += 1

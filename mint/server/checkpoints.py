@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, func, or_, select, true
 from sqlalchemy.exc import IntegrityError
 
 from mint.errors import BadRequest, Forbidden, NotFound
@@ -185,7 +185,7 @@ class Checkpoints:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         kind, _, name = parsed.checkpoint_id.partition("/")
         row = self._find(parsed.training_run_id, kind, name)
-        if row is None or not (row.owner == user.name or row.public):
+        if row is None or not (user.sees(row.owner) or row.public):
             raise NotFound(
                 f"no checkpoint {path!r}; it was never saved here, has expired or was deleted, or is another user's. "
                 "list_user_checkpoints() shows what there is."
@@ -194,12 +194,14 @@ class Checkpoints:
 
     def own(self, run_id: str, kind: str, name: str, user: User) -> CheckpointRow:
         row = self.resolve(f"tinker://{run_id}/{kind}/{name}", user)
-        if row.owner != user.name:
+        if not user.sees(row.owner):
             raise Forbidden(f"{row.path} belongs to another user; it can be read, not changed.")
         return row
 
-    def newest(self, run_id: str, kind: str = "weights") -> CheckpointRow | None:
+    def newest(self, run_id: str, kind: str = "weights", published: bool = False) -> CheckpointRow | None:
         query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind)
+        if published:
+            query = query.where(CheckpointRow.public)
         return next(iter(self._store.all(query.order_by(CheckpointRow.created.desc()).limit(1))), None)
 
     def of_run(self, run_id: str) -> Sequence[CheckpointRow]:
@@ -212,8 +214,14 @@ class Checkpoints:
         return self._store.page(theirs.order_by(CheckpointRow.created.desc()), limit, offset)
 
     def samplable(self, user: User) -> Sequence[CheckpointRow]:
-        theirs = or_(CheckpointRow.owner == user.name, CheckpointRow.public)
+        theirs = true() if user.admin else or_(CheckpointRow.owner == user.name, CheckpointRow.public)
         return self._store.all(_alive().where(CheckpointRow.kind == "sampler_weights", theirs))
+
+    def bytes_of(self, owner: str) -> int:
+        """What the owner's checkpoints take on disk."""
+        with self._store.transaction() as session:
+            query = select(func.sum(CheckpointRow.size_bytes)).where(CheckpointRow.owner == owner)
+            return session.scalar(query) or 0
 
     def _find(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
         query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name)
@@ -247,8 +255,12 @@ class Checkpoints:
             user_metadata=row.user_metadata,
         )
 
-    def describe_run(self, run: RunRow, last_request: float | None = None, corrupted: bool = False) -> TrainingRun:
-        training, sampler = (self.newest(run.id, kind) for kind in ("weights", "sampler_weights"))
+    def describe_run(
+        self, run: RunRow, user: User, last_request: float | None = None, corrupted: bool = False
+    ) -> TrainingRun:
+        """Whoever sees the run only because something of it was published is told of that alone."""
+        within = user.sees(run.owner)
+        training, sampler = (self.newest(run.id, kind, not within) for kind in ("weights", "sampler_weights"))
         return TrainingRun(
             training_run_id=run.id,
             base_model=run.base_model,
@@ -259,7 +271,7 @@ class Checkpoints:
             lora_rank=run.rank,
             last_checkpoint=self.describe(training) if training else None,
             last_sampler_checkpoint=self.describe(sampler) if sampler else None,
-            user_metadata=run.user_metadata,
+            user_metadata=run.user_metadata if within else {},
         )
 
 

@@ -174,9 +174,11 @@ class Futures:
 
     def find(self, request_id: str, owner: str) -> Promise:
         promise = self._by_id.get(request_id)
+        if promise is not None and promise.owner != owner:
+            promise = None  # what is another's is answered as if it were not there
         if promise is None and request_id.startswith(SAMPLE):
             raise Gone("the server was restarted before it had this sample, or it was fetched long ago; ask again.")
-        if promise is None or promise.owner != owner:
+        if promise is None:
             raise NotFound(
                 f"no request {request_id!r} on this server; it may have been restarted since, or the result fetched "
                 f"more than {self._limits.delivered_seconds:.0f} s ago. Send the request again."

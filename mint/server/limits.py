@@ -37,6 +37,8 @@ class Limits:
     pending_samples: int = 65_536
     """Sequences asked for and not yet sampled; beyond it samples are answered 429."""
     sweep_seconds: float = 10.0
+    keys_seconds: float = 1.0
+    """How long a key that was made, changed or revoked by another process may go unnoticed."""
     link_seconds: float = 3600.0
     """How long a download link works."""
     token_seconds: float = 24 * 3600.0

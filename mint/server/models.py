@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, true
 from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts
 from mint.errors import BadRequest, Busy, MintError, NotFound
+from mint.server.audit import Audit
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
 from mint.server.journal import Head, Journal, Place
 from mint.server.limits import Limits
+from mint.server.meter import Meter
+from mint.server.quotas import Line
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
@@ -49,6 +52,7 @@ class Model:
     runner: Runner
     sequencer: Sequencer
     facts: ModelFacts | None = None
+    line: Line = field(default_factory=Line)
     last_request: float = field(default_factory=time.time)
     state_due: float | None = None
     """When its state should next be written; None while nothing has happened since the last one."""
@@ -74,6 +78,8 @@ class Models:
         limits: Limits,
         journals: Path,
         trial: Trial,
+        meter: Meter,
+        audit: Audit,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -84,6 +90,9 @@ class Models:
         self._limits = limits
         self._journals = journals
         self._trial = trial
+        self._meter = meter
+        self._audit = audit
+        self._making: dict[str, str] = {}  # ids of models whose journal is being begun, and their owners
         self._live: dict[str, Model] = {}
         self.corrupted: dict[str, str] = {}
         """Runs whose journal or state is damaged, and what is wrong."""
@@ -106,8 +115,12 @@ class Models:
             await asyncio.shield(known.accepted)
             return known
         self._catalogue.check(base_model)
-        promise = self._futures.open(session.row.owner, key, fingerprint)
-        model_id = promise.envelope["model_id"] = run_id(session.id, number)
+        owner, model_id = session.row.owner, run_id(session.id, number)
+        if model_id not in self._live:
+            await self._meter.admit_model(owner, self._count(owner), user_metadata)
+        promise = self._futures.open(owner, key, fingerprint)
+        self._meter.quotas.hold(owner, promise.settled)
+        promise.envelope["model_id"] = model_id
         if model_id in self._live:
             promise.settle(_created(self._live[model_id]))
             promise.accepted.set_result(None)
@@ -117,7 +130,7 @@ class Models:
         created = {
             "model": model_id,
             "session": session.id,
-            "owner": session.row.owner,
+            "owner": owner,
             "base_model": base_model,
             "lora": asdict(lora),
             "user_metadata": user_metadata,
@@ -127,6 +140,7 @@ class Models:
             "source": None,
         }
         journal = Journal(self._journals / quote(model_id, safe=""))
+        self._making[model_id] = owner
         try:
             if source is not None:
                 files = await asyncio.to_thread(self._checkpoints.fetch, source[0])
@@ -139,11 +153,28 @@ class Models:
             refusal = error if isinstance(error, MintError) else Busy(f"the model could not be recorded: {error}.")
             promise.accepted.set_exception(refusal)
             promise.accepted.exception()
+            promise.fail(refusal)
             raise refusal from error
+        finally:
+            del self._making[model_id]
         promise.accepted.set_result(None)
+        self._audit.write("run_created", owner, model_id, base_model=base_model, rank=lora.rank)
         model = self.add(created, journal, Sequencer(self._limits.gap_seconds))
         promise.run(self.bring_up(model))
         return promise
+
+    def _count(self, owner: str) -> int:
+        """Models the owner has in memory, or is about to."""
+        live = sum(model.run.owner == owner for model in self._live.values())
+        return live + sum(making == owner for making in self._making.values())
+
+    def live(self, model_id: str) -> Model | None:
+        return self._live.get(model_id)
+
+    def known_run(self, model_id: str) -> RunRow | None:
+        """Whoever's it is: not for what a client is told."""
+        model = self._live.get(model_id)
+        return self._store.get(RunRow, model_id) if model is None else model.run
 
     def add(self, created: Head, journal: Journal, sequencer: Sequencer) -> Model:
         """A model that has a journal; `bring_up` makes it live in the backend."""
@@ -256,7 +287,7 @@ class Models:
 
     async def submit(self, model: Model, call: Call) -> Promise:
         """Checks one request, writes it to the journal and puts it in its place. Whoever is refused by the checks has
-        spent the number; whoever is refused because the disk is full has not."""
+        spent the number; whoever is refused for lack of room, or by a limit that time lifts, has not."""
         key = _key(model, call.seq_id)
         if known := self._futures.repeated(key, call.same):
             await asyncio.shield(known.accepted)
@@ -264,11 +295,15 @@ class Models:
         if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
         try:
+            await self._meter.admit_call(model, call)
             step = self.prepare(model, call)
+        except Busy:
+            raise
         except MintError:
             self._skip(model, call.seq_id)
             raise
         promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
+        self._meter.quotas.hold(model.run.owner, promise.settled)
         promise.envelope["model_id"] = model.id
 
         def written(outcome: Place | Busy) -> None:
@@ -276,6 +311,7 @@ class Models:
                 self._futures.drop(promise)
                 if step.settled is not None:
                     step.settled()
+                promise.fail(outcome)
                 promise.accepted.set_exception(outcome)
             else:
                 promise.accepted.set_result(None)
@@ -355,14 +391,15 @@ class Models:
         """The run, live or not; others' if `accessible` and they published a checkpoint of it."""
         run = self._store.get(RunRow, model_id)
         published = accessible and any(c.public for c in self._checkpoints.of_run(model_id))
-        if run is None or not (run.owner == user.name or published):
+        if run is None or not (user.sees(run.owner) or published):
             raise NotFound(f"no training run {model_id!r}; list_training_runs() shows yours.")
         return run
 
     def runs(self, user: User, accessible: bool, limit: int, offset: int) -> tuple[list[RunRow], int]:
         mine = RunRow.owner == user.name
         published = RunRow.id.in_(select(CheckpointRow.run_id).where(CheckpointRow.public))
-        query = select(RunRow).where(or_(mine, published) if accessible else mine).order_by(RunRow.created.desc())
+        reach = true() if user.admin else or_(mine, published)
+        query = select(RunRow).where(reach if accessible else mine).order_by(RunRow.created.desc())
         rows, total = self._store.page(query, limit, offset)
         return list(rows), total
 
@@ -373,10 +410,10 @@ class Models:
     def last_request(self, model_id: str) -> float | None:
         return self._live[model_id].last_request if model_id in self._live else None
 
-    def describe(self, run: RunRow) -> TrainingRun:
+    def describe(self, run: RunRow, user: User) -> TrainingRun:
         live = self._live.get(run.id)
         failed = live is not None and live.runner.failure is not None
-        return self._checkpoints.describe_run(run, self.last_request(run.id), failed or run.id in self.corrupted)
+        return self._checkpoints.describe_run(run, user, self.last_request(run.id), failed or run.id in self.corrupted)
 
     def sweep(self) -> None:
         self.save_times()

@@ -28,8 +28,10 @@ from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
+from mint.server.meter import Meter
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, SamplerRow, Store, is_full
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
 
@@ -49,6 +51,8 @@ class Policy:
     """Of a snapshot; a checkpoint's files are fetched when they are needed."""
     checkpoint: CheckpointRow | None = None
     ephemeral: bool = False
+    run: str | None = None
+    """The run whose weights they are; None for a base model."""
     facts: ModelFacts | None = None
     """Set once it can be sampled, in the engine of this `generation`."""
     generation: int = 0
@@ -74,6 +78,7 @@ class Samplers:
         limits: Limits,
         snapshots: Path,
         trial: Trial,
+        meter: Meter,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -83,6 +88,7 @@ class Samplers:
         self._limits = limits
         self._snapshots = snapshots
         self._trial = trial
+        self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
         self._pending = 0
@@ -111,22 +117,22 @@ class Samplers:
             raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
         return sampler_id
 
-    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts) -> Sampler:
+    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
         """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
-        policy = self._snapshot(sampler_id, facts.name)
+        policy = self._snapshot(sampler_id, facts.name, run)
         policy.facts, policy.generation = facts, self._backend.generation
         if (row := self._store.get(SamplerRow, sampler_id)) is not None:
             self._live[sampler_id] = Sampler(row, policy)
             return self._live[sampler_id]
-        return self._add(session, sampler_id, policy, None)
+        return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
 
     def snapshot_folder(self, sampler_id: str) -> Path:
         return self._snapshots / quote(sampler_id, safe="")
 
-    def _snapshot(self, sampler_id: str, base_model: str) -> Policy:
-        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True)
+    def _snapshot(self, sampler_id: str, base_model: str, run: str | None) -> Policy:
+        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True, run=run)
 
-    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
+    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None, *more: Row) -> Sampler:
         row = SamplerRow(
             id=sampler_id,
             session_id=session.id,
@@ -136,7 +142,7 @@ class Samplers:
             ephemeral=policy.ephemeral,
         )
         try:
-            self._store.add(row)
+            self._store.add(row, *more)
         except OperationalError as error:
             if not (policy.ephemeral and is_full(error)):
                 raise
@@ -154,7 +160,8 @@ class Samplers:
             if not row.ephemeral:
                 policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
             elif self.snapshot_folder(sampler_id).is_dir():
-                policy = self._snapshot(sampler_id, row.base_model)
+                taken = self._store.get(SnapshotRow, sampler_id)
+                policy = self._snapshot(sampler_id, row.base_model, None if taken is None else taken.run_id)
             else:
                 raise NotFound(
                     f"sampling session {sampler_id} was a snapshot, and is gone: the server was restarted without it "
@@ -190,7 +197,7 @@ class Samplers:
     def _saved(self, row: CheckpointRow) -> Policy:
         base_model = self._checkpoints.run_of(row).base_model
         # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row)
+        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row, run=row.run_id)
 
     def _shared(self, policy: Policy) -> Policy:
         return self._policies.setdefault(policy.name, policy)
@@ -233,15 +240,16 @@ class Samplers:
         """Settles the promise with the samples."""
         self._count_until(promise.settled, request.num_samples)
         policy.used = time.monotonic()
-        promise.run(self._sample(policy, request))
+        promise.run(self._sample(policy, request, promise.owner))
 
-    async def _sample(self, policy: Policy, request: SampleRequest) -> Answer:
+    async def _sample(self, policy: Policy, request: SampleRequest, owner: str) -> Answer:
         for _ in range(DEATHS):
             facts = await self.ready(policy)
             check_sample(request, *sizes(facts))
             generation = self._backend.generation
             try:
-                return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+                work = self._backend.sample(policy.name, request)
+                return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -251,12 +259,15 @@ class Samplers:
         )
 
     async def begin(
-        self, policy: Policy, request: SampleRequest, on_tokens: OnTokens | None = None
+        self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        work = asyncio.wrap_future(self._backend.sample(policy.name, request, on_tokens))
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+        drawing = self._backend.sample(policy.name, request, on_tokens)
+        work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
+        self._meter.quotas.hold(owner, work)
         self._count_until(work, request.num_samples)
         return work
 

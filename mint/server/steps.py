@@ -7,6 +7,8 @@ folder, a date) is put in `Call.fixed`, which the journal keeps.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from mint import wire
 from mint.checks import check_data, check_loss
-from mint.errors import BadRequest
+from mint.errors import BadRequest, Internal
 from mint.mistakes import check_plausible
 from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import decompress, fingerprint
+from mint.server.budgets import CHECKPOINT
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
@@ -46,6 +49,8 @@ class Call:
     """What the payload says."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     fixed: dict[str, Any] = field(default_factory=dict)
+    by_server: bool = False
+    """Made by the server itself, so no limit of its owner's holds it up."""
 
     def head(self) -> dict[str, Any]:
         return {
@@ -82,7 +87,7 @@ def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) 
 
 
 def prepare(server: Server, model: Model, call: Call) -> Step:
-    return _PREPARE[call.op](server, model, call)
+    return server.meter.metered(model, call, _PREPARE[call.op](server, model, call))
 
 
 def forward_backward(server: Server, model: Model, call: Call) -> Step:
@@ -131,6 +136,7 @@ def _save(
 ) -> Step:
     """Weights under a name; training checkpoints take the optimizer's state along."""
     checkpoints, fixed = server.checkpoints, call.fixed
+    origin = contextvars.copy_context()  # of the request, for the audit log: the save comes later
     if fixed:
         checkpoints.reserve_again(model.id, kind, fixed["name"])
     else:
@@ -150,6 +156,7 @@ def _save(
         except Exception:
             checkpoints.discard(fixed["folder"])
             raise
+        origin.run(server.audit.write, "checkpoint_saved", row.owner, row.path, size_bytes=size_bytes)
         return json_answer({"path": row.path, "size_bytes": size_bytes, "type": call.op})
 
     return Step(
@@ -177,10 +184,24 @@ def snapshot(server: Server, model: Model, call: Call) -> Step:
 
     def record(_: Mapping[str, float]) -> Answer:
         assert model.facts is not None
-        server.samplers.add_snapshot(session, sampler_id, model.facts)
+        server.samplers.add_snapshot(session, sampler_id, model.facts, model.id)
         return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
     return Step(lambda: server.backend.snapshot(model.id, sampler_id, str(folder)), record)
+
+
+async def save_at_budget(server: Server, run_id: str) -> str | None:
+    """The state of a run that may not go on, saved under a name of its own; None if it is not in memory."""
+    model = server.models.live(run_id)
+    if model is None:
+        return None
+    call = small_call("save_weights", requests.SaveWeights(model_id=run_id, path=CHECKPOINT, overwrite=True))
+    call.by_server = True
+    promise = await server.models.submit(model, call)
+    answer = json.loads((await asyncio.shield(promise.settled)).as_json())
+    if "error" in answer:
+        raise Internal(f"run {run_id} reached its budget, and its state could not be saved: {answer['error']}")
+    return str(answer["path"])
 
 
 def load_weights(server: Server, model: Model, call: Call) -> Step:

@@ -22,6 +22,9 @@ from sqlalchemy.sql import Select
 from mint.errors import BadRequest
 from mint.server.database import Database
 
+LARGE = BigInteger().with_variant(Integer, "sqlite")
+"""For numbers that may pass two thousand million, where PostgreSQL's integers end; SQLite's have no end."""
+
 
 class Row(DeclarativeBase):
     type_annotation_map = {dict[str, str]: JSON, list[str]: JSON, float: Double}  # noqa: RUF012
@@ -87,7 +90,7 @@ class CheckpointRow(Row):
     owner: Mapped[str] = mapped_column(index=True)
     folder: Mapped[str]
     """Relative to the folder of all checkpoints."""
-    size_bytes: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"))
+    size_bytes: Mapped[int] = mapped_column(LARGE)
     created: Mapped[float] = mapped_column(default=time.time)
     expires: Mapped[float | None]
     public: Mapped[bool] = mapped_column(default=False)
@@ -125,8 +128,8 @@ class Store:
         return self._database.alone(work)
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
-        """One transaction."""
+    def transaction(self) -> Iterator[Session]:
+        """For what takes several statements: all of them or none."""
         try:
             with self._sessions.begin() as session:
                 yield session
@@ -134,12 +137,12 @@ class Store:
             raise BadRequest(f"the database cannot hold what was given: {error.orig}.") from error
 
     def add(self, *rows: Row) -> None:
-        with self._session() as session:
+        with self.transaction() as session:
             session.add_all(rows)
 
     def replace(self, old: Sequence[Row], new: Row | None = None) -> None:
         """Deletes and adds, both or neither; rows that another server deleted first are no matter."""
-        with self._session() as session:
+        with self.transaction() as session:
             for row in old:
                 if (stored := session.get(type(row), inspect(row).identity)) is not None:
                     session.delete(stored)
@@ -148,12 +151,12 @@ class Store:
                 session.add(new)
 
     def get(self, kind: type[R], key: str | int) -> R | None:
-        with self._session() as session:
+        with self.transaction() as session:
             return session.get(kind, key)
 
     def update(self, row: Row, **values: Any) -> None:
         """Sets the values on the row given and in the database."""
-        with self._session() as session:
+        with self.transaction() as session:
             stored = session.get_one(type(row), inspect(row).identity)
             for name, value in values.items():
                 setattr(stored, name, value)
@@ -161,12 +164,12 @@ class Store:
             setattr(row, name, value)
 
     def all(self, query: Select[R]) -> Sequence[R]:
-        with self._session() as session:
+        with self.transaction() as session:
             return session.scalars(query).all()
 
     def page(self, query: Select[R], limit: int, offset: int) -> tuple[Sequence[R], int]:
         """One page of the rows and how many there are in all."""
-        with self._session() as session:
+        with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
             return session.scalars(query.limit(limit).offset(offset)).all(), total
 

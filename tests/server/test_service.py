@@ -16,7 +16,7 @@ import zstandard
 
 from mint import wire
 from mint.checks import LOSS_FNS
-from mint.server.auth import Signer
+from mint.server.signer import Signer
 from mint.server.store import Store
 from tests.server.live import Live, datum_json, sample_body, train_body
 

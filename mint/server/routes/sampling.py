@@ -14,7 +14,7 @@ from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
 from mint.server.futures import SAMPLE, Promise
-from mint.server.routes import Caller, State, answer, delivery, envelope
+from mint.server.routes import Caller, State, Uncounted, answer, delivery, envelope
 from mint.server.samplers import CLONE_BLOCK
 from mint.server.state import Server
 from mint.types import GetSamplerResponse
@@ -57,19 +57,19 @@ async def join_sampling_session(body: requests.SamplingSessionBody, server: Stat
 
 
 @router.post("/asample")
-async def asample(request: Request, server: State, user: Caller) -> Response:
+async def asample(request: Request, server: State, user: Uncounted) -> Response:
     body = await read_body(request, server.limits)
     call = wire.sample_call_from_json(wire.read_json(body))
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
-    promise = _sample(server, user, call, fingerprint(body))
+    promise = await _sample(server, user, call, fingerprint(body))
     if wire.HOLD in request.headers and (result := await server.futures.wait(promise)) is not None:
         return delivery(result, request, {wire.HELD: promise.request_id})
     return envelope(promise)
 
 
-def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
+async def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
     """Starts the sample, unless it was asked for before under the same number."""
     key, group = None, None
     if call.sampling_session_id is None:
@@ -82,7 +82,9 @@ def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> P
     if known := server.futures.repeated(key, same):
         return known
     server.samplers.check(policy, call.request)
+    await server.meter.admit_sample(user.name, policy.run, policy.ephemeral)
     promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}")
+    server.meter.quotas.hold(user.name, promise.settled)
     promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
     server.samplers.sample(policy, call.request, promise)
     return promise

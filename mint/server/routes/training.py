@@ -14,7 +14,7 @@ from mint.server.auth import User
 from mint.server.bodies import encoding_of, fingerprint, read_body
 from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
-from mint.server.routes import Caller, State, answer, envelope
+from mint.server.routes import Caller, State, Uncounted, answer, envelope
 from mint.server.state import Server
 from mint.types import GetInfoResponse, ModelData
 
@@ -22,7 +22,7 @@ router = APIRouter()
 
 
 @router.post("/create_model")
-async def create_model(body: requests.CreateModel, server: State, user: Caller) -> Response:
+async def create_model(body: requests.CreateModel, server: State, user: Uncounted) -> Response:
     if body.optimizer_config is not None:
         body.optimizer_config.check()
     lora = (body.lora_config or requests.Lora()).config()
@@ -34,12 +34,12 @@ async def create_model(body: requests.CreateModel, server: State, user: Caller) 
 
 
 @router.post("/forward_backward")
-async def forward_backward(request: Request, server: State, user: Caller) -> Response:
+async def forward_backward(request: Request, server: State, user: Uncounted) -> Response:
     return envelope(await _forward_backward(request, server, user, "forward_backward_input"))
 
 
 @router.post("/forward")
-async def forward(request: Request, server: State, user: Caller) -> Response:
+async def forward(request: Request, server: State, user: Uncounted) -> Response:
     return envelope(await _forward_backward(request, server, user, "forward_input"))
 
 
@@ -61,17 +61,17 @@ async def _forward_backward(request: Request, server: Server, user: User, input_
 
 
 @router.post("/optim_step")
-async def optim_step(body: requests.OptimStep, server: State, user: Caller) -> Response:
+async def optim_step(body: requests.OptimStep, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "optim_step", body)
 
 
 @router.post("/save_weights")
-async def save_weights(body: requests.SaveWeights, server: State, user: Caller) -> Response:
+async def save_weights(body: requests.SaveWeights, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "save_weights", body)
 
 
 @router.post("/save_weights_for_sampler")
-async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Caller) -> Response:
+async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Uncounted) -> Response:
     if body.sampling_session_seq_id is None:
         return await _submit(server, user, "save_weights_for_sampler", body)
     # Sent again, the same snapshot is asked for under a new number of its sampling session.
@@ -79,7 +79,7 @@ async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server:
 
 
 @router.post("/save_weights_external")
-async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Caller) -> Response:
+async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "save_weights_external", body)
 
 
@@ -91,7 +91,7 @@ async def _submit(
 
 
 @router.post("/load_weights")
-async def load_weights(body: requests.LoadWeights, server: State, user: Caller) -> Response:
+async def load_weights(body: requests.LoadWeights, server: State, user: Uncounted) -> Response:
     if body.optimizer_config is not None:
         body.optimizer_config.check()
     if body.weights_access_token is not None:

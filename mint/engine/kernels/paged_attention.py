@@ -20,6 +20,7 @@ CHUNK = 256
 SPAN = 64
 """Queries one program of `span` computes."""
 _KEYS = 64
+_DECODE = {"KEYS": 64, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -48,6 +49,7 @@ def _decode_kernel(
             block = tl.load(table_ptr + line * table_width + token // BLOCK, mask=here, other=0).to(tl.int64)
             offset = ((block * BLOCK + token % BLOCK) * kv_heads + kv_head) * SIZE
             k = tl.load(key_ptr + offset[None, :] + d[:, None], mask=here[None, :], other=0.0)
+            v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=here[:, None], other=0.0)
             seen = here & (token >= length - window)
             score = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(score, axis=1))
@@ -56,7 +58,6 @@ def _decode_kernel(
             weight = tl.exp(score - safe[:, None])
             shrunk = tl.exp(peak - safe)
             total = total * shrunk + tl.sum(weight, axis=1)
-            v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=here[:, None], other=0.0)
             acc = acc * shrunk[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
             peak = new_peak
         live = (g < GROUP)[:, None]
@@ -119,6 +120,7 @@ def _span_kernel(
         block = tl.load(table_ptr + line * table_width + token // BLOCK, mask=here, other=0).to(tl.int64)
         offset = ((block * BLOCK + token % BLOCK) * kv_heads + kv_head) * SIZE
         k = tl.load(key_ptr + offset[None, :] + d[:, None], mask=here[None, :], other=0.0)
+        v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=here[:, None], other=0.0)
         distance = position[:, None] - token[None, :]
         seen = (distance >= 0) & (distance < window) & here[None, :]
         score = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
@@ -127,7 +129,6 @@ def _span_kernel(
         weight = tl.exp(score - safe[:, None])
         shrunk = tl.exp(peak - safe)
         total = total * shrunk + tl.sum(weight, axis=1)
-        v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=here[:, None], other=0.0)
         acc = acc * shrunk[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
     tl.store(out_ptr + place, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=(i < count)[:, None])
@@ -153,7 +154,7 @@ def decode(
     _decode_kernel[(len(active_A), kv_heads, chunks)](
         q_NHD, *cache, out_NHD, part, peak, active_A, line_A, table_LM, length_L, table_LM.shape[1], heads,
         kv_heads, window or _NO_WINDOW, scale, chunks, GROUP=group, GROUP_UP=max(16, triton.next_power_of_2(group)),
-        SIZE=size, BLOCK=block, CHUNK_=CHUNK, KEYS=_KEYS, SPLITS=chunks > 1, num_warps=4,
+        SIZE=size, BLOCK=block, CHUNK_=CHUNK, SPLITS=chunks > 1, **_DECODE,
     )  # fmt: skip
     if chunks > 1:
         _gather_kernel[(len(active_A), heads)](

@@ -1,8 +1,9 @@
 """Kernels over rows of activations: norms, and the low-rank products of many adapters in one batch.
 
 Rows stand in tiles of TILE, and all rows of a tile use one adapter: `slot_of_tile` names its line in the tables of
-`mint.engine.sampler.slots`, which hold addresses, ranks and scales. So a kernel reads adapters where they lie, of any
-rank, and a recorded graph stays valid when they change. Line 0 is the base model, of rank 0.
+`mint.engine.sampler.slots`, which hold the addresses of A and of B' (turned, so that neighbouring outputs lie side by
+side), ranks and scales. So a kernel takes adapters of any rank, and a recorded graph stays valid when they change. Line
+0 is the base model, of rank 0.
 
 A low-rank product has two halves. `shrink` computes x A' for all linears of a projection, split along the inputs into
 sums of fixed parts (`y` [splits, rows, linears, rank]), which the second half adds up in order; that half, y B' times
@@ -61,7 +62,7 @@ def _shrink_kernel(
 
 @triton.jit
 def expanded(
-    y_ptr, b_table, rank_table, entry, linear, row, column, column_mask, rows, linears, rank_cap, scale,
+    y_ptr, b_table, rank_table, entry, linear, row, column, column_mask, outputs, rows, linears, rank_cap, scale,
     like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """scale * y B' of the rows at the columns of one linear, [ROWS, COLUMNS] in float32."""
@@ -78,7 +79,9 @@ def expanded(
                 place = ((split * rows + row[:, None]).to(tl.int64) * linears + linear) * rank_cap + r[None, :]
                 y += tl.load(y_ptr + place, mask=live, other=0.0)
             b = tl.load(
-                b_ptr + column[None, :] * rank + r[:, None], mask=(r < rank)[:, None] & column_mask[None, :], other=0.0
+                b_ptr + r[:, None] * outputs + column[None, :],
+                mask=(r < rank)[:, None] & column_mask[None, :],
+                other=0.0,
             )
             acc += tl.dot(y.to(dtype), b, input_precision="ieee")
     return acc * scale
@@ -95,9 +98,10 @@ def _add_kernel(
     if tl.load(rank_table + entry) > 0:
         row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
         mask = column < outputs
+        scale = tl.load(scale_table + slot)
         added = expanded(
-            y_ptr, b_table, rank_table, entry, 0, row, column, mask, rows, 1, rank_cap, tl.load(scale_table + slot),
-            out_ptr, SPLITS, TILE_ROWS, COLUMNS,
+            y_ptr, b_table, rank_table, entry, 0, row, column, mask, outputs, rows, 1, rank_cap, scale, out_ptr,
+            SPLITS, TILE_ROWS, COLUMNS,
         )  # fmt: skip
         place = out_ptr + row[:, None].to(tl.int64) * outputs + column[None, :]
         both = tl.load(place, mask=mask[None, :], other=0.0).to(tl.float32) + added
@@ -131,9 +135,9 @@ def _norm_kernel(
                 for split in tl.static_range(SPLITS):
                     y += tl.load(y_ptr + (split * rows + row) * rank_cap + r, mask=r < rank, other=0.0)
                 b = tl.load(
-                    b_ptr + column[:, None] * rank + r[None, :], mask=mask[:, None] & (r < rank)[None, :], other=0.0
+                    b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask[None, :], other=0.0
                 )
-                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[None, :], axis=1)
+                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)
             added += scale * low
         x = (x + added).to(dtype).to(tl.float32)
         tl.store(residual_ptr + row * width + column, x.to(dtype), mask=mask)
@@ -158,42 +162,14 @@ def _gate_kernel(
     place = gate_up_ptr + row[:, None].to(tl.int64) * (2 * width) + column[None, :]
     gate = tl.load(place, mask=mask[None, :], other=0.0).to(tl.float32)
     gate += expanded(
-        y_ptr,
-        b_table,
-        rank_table,
-        entry,
-        0,
-        row,
-        column,
-        mask,
-        rows,
-        2,
-        rank_cap,
-        scale,
-        out_ptr,
-        SPLITS,
-        TILE_ROWS,
-        COLUMNS,
-    )
+        y_ptr, b_table, rank_table, entry, 0, row, column, mask, width, rows, 2, rank_cap, scale, out_ptr,
+        SPLITS, TILE_ROWS, COLUMNS,
+    )  # fmt: skip
     up = tl.load(place + width, mask=mask[None, :], other=0.0).to(tl.float32)
     up += expanded(
-        y_ptr,
-        b_table,
-        rank_table,
-        entry + 1,
-        1,
-        row,
-        column,
-        mask,
-        rows,
-        2,
-        rank_cap,
-        scale,
-        out_ptr,
-        SPLITS,
-        TILE_ROWS,
-        COLUMNS,
-    )
+        y_ptr, b_table, rank_table, entry + 1, 1, row, column, mask, width, rows, 2, rank_cap, scale, out_ptr,
+        SPLITS, TILE_ROWS, COLUMNS,
+    )  # fmt: skip
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
     tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=mask[None, :])
@@ -215,47 +191,20 @@ def _heads_kernel(
     linear = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, 1, 2))
     first_head = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, heads, heads + kv_heads))
     entry = slot * table_width + first_linear + linear
+    outputs = tl.where(head < heads, heads, kv_heads) * (2 * HALF)
     column = tl.arange(0, HALF)
     every = column >= 0
     size = 2 * HALF
     place = qkv_ptr + (row[:, None].to(tl.int64) * (heads + 2 * kv_heads) + head) * size + column[None, :]
     in_linear = (head - first_head) * size + column
     low = tl.load(place).to(tl.float32) + expanded(
-        y_ptr,
-        b_table,
-        rank_table,
-        entry,
-        linear,
-        row,
-        in_linear,
-        every,
-        rows,
-        3,
-        rank_cap,
-        scale,
-        q_ptr,
-        SPLITS,
-        TILE_ROWS,
-        HALF,
-    )
+        y_ptr, b_table, rank_table, entry, linear, row, in_linear, every, outputs, rows, 3, rank_cap, scale,
+        q_ptr, SPLITS, TILE_ROWS, HALF,
+    )  # fmt: skip
     high = tl.load(place + HALF).to(tl.float32) + expanded(
-        y_ptr,
-        b_table,
-        rank_table,
-        entry,
-        linear,
-        row,
-        in_linear + HALF,
-        every,
-        rows,
-        3,
-        rank_cap,
-        scale,
-        q_ptr,
-        SPLITS,
-        TILE_ROWS,
-        HALF,
-    )
+        y_ptr, b_table, rank_table, entry, linear, row, in_linear + HALF, every, outputs, rows, 3, rank_cap,
+        scale, q_ptr, SPLITS, TILE_ROWS, HALF,
+    )  # fmt: skip
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     turns = head < heads + kv_heads
     if turns:

@@ -57,9 +57,9 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         self._fixed_rows = fixed_rows
         self._device, self._dtype = store.keys[0].device, store.keys[0].dtype
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self._graphs: dict[Size, torch.cuda.CUDAGraph] = {}
         self._recorded_with: tuple[Tables, int] | None = None
+        self._pool: tuple[int, int] | None = None
         self._capacity = 0
 
     def load(self, batch: Batch, tables: Tables) -> Size:
@@ -70,7 +70,7 @@ class DecodeGraphs:
         if rows > self._capacity:
             self._allocate(max(rows, _FIRST_ROWS, 2 * self._capacity))
         if self._recorded_with != (tables, self._store.keys[0].data_ptr()):
-            self._graphs.clear()
+            self._forget_graphs()
             self._recorded_with = tables, self._store.keys[0].data_ptr()
         numbers = np.zeros((3, rows), dtype=np.int32)
         numbers[:, batch.place_A] = batch.token_A, batch.position_A, batch.left_A
@@ -92,7 +92,7 @@ class DecodeGraphs:
         graph = self._graphs.get(size)
         if graph is None:
             self._forward(size)
-            if self._pool is not None:
+            if self._device.type == "cuda":
                 self._graphs[size] = self._record(size)
         else:
             graph.replay()
@@ -119,12 +119,17 @@ class DecodeGraphs:
 
     def _record(self, size: Size) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool):
             self._forward(size)
         return graph
 
-    def _allocate(self, rows: int) -> None:
+    def _forget_graphs(self) -> None:
         self._graphs.clear()
+        self._pool = None  # the memory went with the last of them
+
+    def _allocate(self, rows: int) -> None:
+        self._forget_graphs()
         self._capacity = rows
         integers = partial(torch.zeros, dtype=torch.int32, device=self._device)
         self._token, self._position, self._left, self._length, self._active = (integers(rows) for _ in range(5))

@@ -44,6 +44,7 @@ class KernelPass:
         self._store = store
         self._slots = slots
         self._fixed_rows = fixed_rows
+        self._side: torch.cuda.Stream | None = None
         self._shape = (fused.num_heads, fused.num_kv_heads, fused.head_dim)
 
     def hidden(self, rows: PassRows) -> Tensor:
@@ -87,8 +88,18 @@ class KernelPass:
     def _project(self, projection: Projection, x_NI: Tensor, slot_of_tile: Tensor) -> tuple[Tensor, Tensor, int]:
         """The base weights' output, the first half of the adapters' product, and the number of the first linear."""
         first = self._slots.first_linear(projection)
-        y = kernels.shrink(x_NI, self._slots.tables, slot_of_tile, first, len(projection.paths))
-        return self._linear(x_NI, projection), y, first
+        tables, linears = self._slots.tables, len(projection.paths)
+        if not x_NI.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return self._linear(x_NI, projection), kernels.shrink(x_NI, tables, slot_of_tile, first, linears), first
+        # In a graph both run at once: neither fills the card.
+        self._side = self._side or torch.cuda.Stream()
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            y = kernels.shrink(x_NI, tables, slot_of_tile, first, linears)
+        out_NO = self._linear(x_NI, projection)
+        main.wait_stream(self._side)
+        return out_NO, y, first
 
     def _linear(self, x_NI: Tensor, projection: Projection) -> Tensor:
         weight, bias, rows = projection.weight_OI, projection.bias_O, len(x_NI)

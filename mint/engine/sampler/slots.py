@@ -1,7 +1,7 @@
 """Which adapters the kernels know, by line of a table of addresses, ranks and scales.
 
-Adapters stay where they are: a new policy is samplable when its addresses are written, and sequences of older ones go
-on beside it. Line 0 is the base model.
+A new policy is samplable when its addresses are written, and sequences of older ones go on beside it. A is read where
+it lies, B from a turned copy. Line 0 is the base model.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class AdapterSlots:
         held = self._held[line] = []
         for path, (down, up) in adapter.weights.items():
             number = self._numbers[path]
-            tensors = [_readable(weight, self._dtype) for weight in (down, up)]
+            tensors = [_readable(weight, self._dtype) for weight in (down, up.T)]
             held += tensors
             a[number], b[number] = (tensor.data_ptr() for tensor in tensors)
             rank[number] = len(down)

@@ -20,7 +20,8 @@ CHUNK = 256
 SPAN = 64
 """Queries one program of `span` computes."""
 _KEYS = 64
-_DECODE = {"KEYS": 64, "num_warps": 4, "num_stages": 2}
+# Of 12 shapes tried on an H200 the best, or near it, from 1 to 1024 sequences and at 4k tokens.
+_DECODE = {"KEYS": 64, "num_warps": 2, "num_stages": 3}
 
 
 @triton.jit(do_not_specialize=["window"])

@@ -32,7 +32,7 @@ from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
 
 # Tokens a sequence draws before the host looks at them again: it costs those behind a stop, and a request that arrives
 # waits for as many.
-BURST = 8
+BURST = 16
 # Rows of logits in one piece, by their numbers: half a gigabyte of bfloat16.
 LOGITS_PIECE = 2**28
 SCORES_PIECE = 2**26

@@ -17,6 +17,8 @@ from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.cache import NULL_BLOCK
 from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of
+from mint.engine.sampler.gathered import Gathered
+from mint.engine.sampler.padded import PaddedPasses, Passes
 from mint.engine.sampler.paged import BlockStore, Decodes, Fresh, PagedAttention, Span
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
@@ -32,10 +34,12 @@ class Runner:
         self._model = model
         self.store = BlockStore(model, block_size)
         self._tables = BlockTables()
+        self._gathered = Gathered(self.store) if model.device.type == "cpu" else None
+        self._passes: Passes = model if model.fused is None else PaddedPasses(model.fused, self.store.row_multiple)
         self._piece = max(1, LOGITS_PIECE // model.facts.vocab_size)
 
     def forget(self, adapter: Adapter) -> None:
-        """Nothing of an adapter is kept here."""
+        """Nothing of an adapter is kept here that does not go with it."""
 
     @torch.no_grad()
     def run(self, plan: Plan) -> list[Drawn]:
@@ -68,7 +72,7 @@ class Runner:
                 slots += (np.asarray(sequence.blocks)[span // size] * size + span % size).tolist()
         attend = self._attention(works, self._tensor(slots))
         rows = runs_of((work.sequence.group.adapter, work.count) for work in works)
-        return self._model.hidden(self._tensor(tokens), self._tensor(positions), attend, rows)
+        return self._passes.hidden(self._tensor(tokens), self._tensor(positions), attend, rows)
 
     def _attention(self, works: list[Work], slots_T: Tensor) -> PagedAttention:
         decoding: list[Sequence] = []
@@ -94,7 +98,9 @@ class Runner:
         if decoding:
             table_NM, lengths_N = self._tables.update(decoding, self.store)
             index_N = None if len(decode_places) == start else self._tensor(decode_places)
-            decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N))
+            keeps = self._gathered and self._gathered.begin([s.blocks for s in decoding], table_NM, lengths_N)
+            read = self._gathered.read if self._gathered and keeps else None
+            decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N), read)
         if lengths:
             fresh = Fresh(None if len(fresh_places) == start else self._tensor(fresh_places), lengths)
         return PagedAttention(self.store, slots_T, decodes, fresh, spans)
@@ -106,7 +112,7 @@ class Runner:
             piece = range(first, min(first + self._piece, positions.stop))
             rows_NH = hidden_CH[piece.start - 1 - start : piece.stop - 1 - start]
             assert scores is not None
-            scores.write(piece, self._model.logits(rows_NH, [(work.sequence.group.adapter, len(piece))]))
+            scores.write(piece, self._passes.logits(rows_NH, [(work.sequence.group.adapter, len(piece))]))
 
     def _pieces(self, drawing: list[tuple[Work, int]]) -> Iterator[list[tuple[Work, int]]]:
         """Runs of work whose draws together fit in one piece of logits, or single ones that do not."""
@@ -124,7 +130,7 @@ class Runner:
     def _draw(self, piece: list[tuple[Work, int]], hidden_TH: Tensor) -> list[Drawn]:
         places = self._tensor([place for _, place in piece])
         rows = runs_of((work.sequence.group.adapter, 1) for work, _ in piece)
-        logits_NV = self._model.logits(hidden_TH.index_select(0, places), rows)
+        logits_NV = self._passes.logits(hidden_TH.index_select(0, places), rows)
         sequences = [sequence for work, _ in piece for sequence in work.draws]
         if len(sequences) > len(piece):  # the samples of a group draw their first token from the same row
             owners = np.repeat(np.arange(len(piece)), [len(work.draws) for work, _ in piece])

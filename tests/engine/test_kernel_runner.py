@@ -137,7 +137,7 @@ def test_in_float32_both_draw_the_same_tokens(family: str, tmp_path: Path, runne
 def test_in_bfloat16_both_agree_within_rounding(family: str, tmp_path: Path, runner: Callable[[bool], None]) -> None:
     model = load(family, tmp_path, cuda(torch.bfloat16))
     found = np.concatenate([gaps(one, other) for one, other in zip(*both(model, mixed(model), runner), strict=True)])
-    assert len(found) > 100
+    assert len(found) > 50
     assert found.mean() < 0.02 and found.max() < 0.3
 
 

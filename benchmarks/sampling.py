@@ -186,9 +186,10 @@ def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
     plans += [("rank", n, base, 128, 1, n) for n in ((1, 8, 16, 64, 128) if large else (1, 16, 64))]
     rows = []
     for axis, value, batch, context, adapters, rank in plans:
-        held = [ours.adapter(rank, seed).snapshot(ours.model.dtype) for seed in range(adapters)]
+        one = ours.adapter(rank)
+        held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
         times: dict[int, list[float]] = {1: [], tokens + 1: []}
-        for number in range(3):
+        for number in range(2):
             for count, found in times.items():
                 prompts = prompts_of(rng, [context] * batch, ours.model.facts.vocab_size)
                 took = seconds(lambda p=prompts, c=count, h=held: ours.sample(p, 1, c, h), device)  # type: ignore[misc]
@@ -261,6 +262,12 @@ def refresh(ours: Ours, device: Device) -> dict[str, float]:
     }
 
 
+def keep(result: dict[str, Any], out: Path | None) -> None:
+    """As it grows, so that an interrupted run is not lost."""
+    if out:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -277,6 +284,7 @@ def main() -> None:
         "cores": os.cpu_count(), "load_before": os.getloadavg()[0], "torch": torch.__version__, "rows": [],
     }  # fmt: skip
     last = ""
+    widest = [case for case in CASES[args.device] if case[0] == CASES[args.device][0][0]][-1]
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES[args.device]:
             if case[0] != last:
@@ -291,19 +299,16 @@ def main() -> None:
             line = f"{row['model']:>19} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
             line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
             print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peer else ""), flush=True)
-            if (
-                args.sweep
-                and case
-                is [c for c in CASES[args.device] if c[0] == ("Qwen3-0.6B shape" if cuda else "4 x 256 wide")][-1]
-            ):
-                result["sweep"] = sweep(ours, device, cuda)
-        if cuda:
-            result["agreement"] = agreement(ours)
-            result["refresh"] = refresh(ours, device)
-            print(result["agreement"], result["refresh"])
+            keep(result, args.out)
+            if case is widest:
+                if cuda:
+                    result["agreement"], result["refresh"] = agreement(ours), refresh(ours, device)
+                    print(result["agreement"], result["refresh"], flush=True)
+                    keep(result, args.out)
+                if args.sweep:
+                    result["sweep"] = sweep(ours, device, cuda)
     result["load_after"] = os.getloadavg()[0]
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(result, args.out)
     print(json.dumps(result))
 
 

@@ -291,7 +291,7 @@ def add_and_norm(
     _norm_kernel[(rows,)](
         residual_NH, delta_NH, y, weight_H, out_NH, slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears,
         linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None, SPLITS=1 if delta is None else len(y),
-        WIDTH=width_up, STEP=max(1, min(16, 16384 // width_up)), TILE_ROWS=TILE, num_warps=8,
+        WIDTH=width_up, STEP=max(1, min(16, 16384 // width_up)), TILE_ROWS=TILE, num_warps=4,
     )  # fmt: skip
     return out_NH
 

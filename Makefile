@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test lint bubblewrap clean
+.PHONY: help install quickstart test lint docs system-packages clean
 
 help:
 	@echo "make quickstart   watch a language model learn by reinforcement, here and now (about 3 minutes)"
 	@echo "make test         lint, type checks and the whole test suite"
+	@echo "make docs         the documentation, into build/docs"
 	@echo "make install      only the virtual environment, with the mint command in $(BIN)"
 
 install: .venv/installed
@@ -30,13 +31,18 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The code sandbox is tested with its real jail, which is a system package.
-bubblewrap:
-	@command -v bwrap > /dev/null || (apt-get update -qq && apt-get install --yes -qq bubblewrap) \
-		|| { echo "make test needs bubblewrap (the bwrap command) for the code sandbox; install it with your package manager."; exit 1; }
+docs: .venv/installed-dev
+	$(BIN)/mkdocs build --strict
+
+# The real things tests run against: the code sandbox's jail, a PostgreSQL server, a browser.
+SYSTEM_PACKAGES := bubblewrap postgresql-15 chromium
+system-packages:
+	@{ command -v bwrap && command -v chromium && ls /usr/lib/postgresql/*/bin/postgres; } > /dev/null 2>&1 \
+		|| (apt-get update -qq && apt-get install --yes -qq --no-install-recommends $(SYSTEM_PACKAGES)) \
+		|| { echo "make test needs $(SYSTEM_PACKAGES); install them with your package manager."; exit 1; }
 
 # Other people's clients run alone: they write one page from all their results.
-test: lint bubblewrap
+test: lint system-packages
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/compat
 	$(BIN)/pytest tests/compat
 

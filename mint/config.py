@@ -37,6 +37,12 @@ def data_home() -> Path:
     return Path(first_set("MINT_HOME") or Path.home() / ".mint")
 
 
+def hub_cache() -> Path:
+    """Where the Hugging Face Hub keeps what it has downloaded."""
+    home = first_set("HF_HOME")
+    return Path(first_set("HF_HUB_CACHE") or (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub")
+
+
 @dataclass(frozen=True)
 class ClientConfig:
     """Where the server is and who asks."""
@@ -64,14 +70,35 @@ class ServerConfig:
     port: int = 8000
     """0 takes a free one."""
     data: Path = Path(".mint")
-    """Folder of the database and the checkpoints."""
+    """Folder of the journals and, unless told otherwise, of the database and the checkpoints."""
+    database: str | None = None
+    """URL of a PostgreSQL database; None: a SQLite file in the data folder."""
+    checkpoints: str | None = None
+    """fsspec URL under which checkpoints are kept, such as s3://bucket/prefix; None: a folder in the data folder."""
     api_keys: tuple[str, ...] = ()
-    """Keys that are let in; empty: everybody who reaches the port."""
+    """Keys that are let in, beside those made by `mint keys`; without any, everybody who reaches the port."""
+    max_adapters: int | None = None
+    """Adapters on the device at once, in training and in sampling; the others wait in host memory and on disk. None:
+    as many as a quarter of the memory holds that the base models leave free."""
+    tls_cert: Path | None = None
+    """Certificate chain (PEM) to serve HTTPS with; None: plain HTTP."""
+    tls_key: Path | None = None
+    """Its private key."""
 
     @classmethod
     def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:
-        """Given fields that are not None, over MINT_API_KEY (several, separated by commas) and MINT_HOME."""
+        """Given fields that are not None, over MINT_API_KEY (several, separated by commas), MINT_HOME,
+        MINT_DATABASE_URL and MINT_CHECKPOINTS_URL."""
         environment = os.environ if environment is None else environment
         keys = tuple(key.strip() for key in environment.get("MINT_API_KEY", "").split(",") if key.strip())
-        defaults: dict[str, object] = {"api_keys": keys, "data": data_home()}
+        defaults: dict[str, object] = {
+            "api_keys": keys,
+            "data": data_home(),
+            "database": environment.get("MINT_DATABASE_URL") or None,
+            "checkpoints": environment.get("MINT_CHECKPOINTS_URL") or None,
+        }
         return cls(**(defaults | {name: value for name, value in given.items() if value is not None}))  # type: ignore[arg-type]
+
+    @property
+    def database_address(self) -> str | Path:
+        return self.database or self.data / "mint.db"

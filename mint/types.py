@@ -549,6 +549,30 @@ class GetSessionResponse:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What one key used for one run, or under the empty name for none."""
+
+    key: str
+    """The key's name."""
+    owner: str
+    """Its id, which stays when the name changes."""
+    run: str
+    requests: int
+    prompt_tokens: int
+    """Prompts, and what was scored without training on it."""
+    sampled_tokens: int
+    trained_tokens: int
+    engine_seconds: float
+    disk_bytes: int
+    """Of the checkpoints there are now."""
+
+
+@dataclass(frozen=True)
+class UsageResponse:
+    usage: list[Usage]
+
+
+@dataclass(frozen=True)
 class CheckpointArchiveUrlResponse:
     url: str
     expires: datetime

@@ -39,6 +39,8 @@ from mint.types import (
 )
 
 PROTOBUF = "application/x-protobuf"
+HOLD, HELD = "x-mint-hold", "x-mint-held"
+"""MinT's own headers: a sample sent with the first is answered by its result, with the request's id in the second."""
 JSON = "application/json"
 
 T = TypeVar("T")

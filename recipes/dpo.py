@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addition import answer_of, draw_problems, prompt_of, wrong_answer_of
 from arguments import configured
 
 import mint
 from mint import types
+from mint.recipes.addition import answer_of, draw_problems, prompt_of, wrong_answer_of
 
 if TYPE_CHECKING:
     import torch

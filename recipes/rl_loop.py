@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from addition import Problem, draw_problems, prompt_of, reward_of
 from arguments import configured
 
 import mint
 from mint import types
+from mint.recipes.addition import Problem, draw_problems, prompt_of, reward_of
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from addition import answer_of, draw_problems, prompt_of
 from arguments import configured
 
 import mint
 from mint import types
+from mint.recipes.addition import answer_of, draw_problems, prompt_of
 
 
 @dataclass(frozen=True)

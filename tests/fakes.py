@@ -46,6 +46,7 @@ class FakeBackend:
         self.deadly: str | None = None
         """Method name of the calls that kill the engine."""
         self._models = list(models)
+        self._futures: list[tuple[str, Future[Any]]] = []
         self._held: list[Callable[..., None]] | None = None
         self._lock = threading.Lock()
 
@@ -76,9 +77,14 @@ class FakeBackend:
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
 
+    def cancelled(self, name: str) -> int:
+        """How many of the held calls of this name were cancelled."""
+        return sum(future.cancelled() for held, future in self._futures if held == name)
+
     def _do(self, name: str, work: Callable[[], Any], *told: Any) -> Future[Any]:
         self.calls.append((name, *told))
         future: Future[Any] = Future()
+        self._futures.append((name, future))
 
         def finish(died: bool = False) -> None:
             if not future.set_running_or_notify_cancel():
@@ -237,7 +243,13 @@ class FakeBackend:
         return self._do("release", work, name)
 
     def stats(self) -> Future[dict[str, float]]:
-        return self._do("stats", dict)
+        """Not recorded and never held: servers ask now and then, whatever else goes on."""
+        told: Future[dict[str, float]] = Future()
+        if "stats" in self.fail:
+            told.set_exception(self.fail["stats"])
+        else:
+            told.set_result({})
+        return told
 
     def close(self) -> None:
         self.closed = True

@@ -7,19 +7,36 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "mint"
 
-FLOOR = {"errors", "types", "wire", "proto", "config", "backend", "chat", "checks", "mistakes", "arguments", "version"}
+FLOOR = {
+    "errors",
+    "types",
+    "wire",
+    "proto",
+    "config",
+    "backend",
+    "chat",
+    "checks",
+    "mistakes",
+    "arguments",
+    "machine",
+    "version",
+}
 # room -> the rooms of mint it may import at all, then packages it must never import
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "floor": (FLOOR, {"torch", "fastapi", "ray", "nicegui"}),
     "client": (FLOOR | {"client", "local"}, {"torch", "fastapi", "ray"}),
     "engine": (
-        {"errors", "types", "backend", "checks", "engine"},
+        {"errors", "types", "backend", "checks", "machine", "engine"},
         {"fastapi", "ray", "pydantic", "httpx", "google", "sqlalchemy"},
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),
     "rl": (FLOOR | {"client", "rl", ""}, {"torch", "fastapi", "ray"}),
-    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "cli", ""}, set()),
+    "recipes": (FLOOR | {"client", "rl", "recipes", ""}, {"torch", "fastapi", "ray"}),
+    "dashboard": (FLOOR | {"client", "local", "rl", "dashboard"}, {"torch", "ray", "sqlalchemy", "transformers"}),
+    "cli": (FLOOR | {"client", "local", "engine", "server", "rl", "recipes", "dashboard", "cli", ""}, set()),
 }
+# What the dashboard reads of a run is its directory, its ledger and its doctor: never the loop.
+OF_RL_FOR_THE_DASHBOARD = ("mint.rl.rundir", "mint.rl.ledger", "mint.rl.doctor")
 # `forward_backward_custom` hands the user's loss torch tensors, inside the function.
 TORCH_INSIDE_FUNCTIONS = {"client/custom_loss.py", "types.py"}
 
@@ -61,13 +78,19 @@ def test_every_file_imports_only_what_its_room_may(path: Path) -> None:
             assert rest.partition(".")[0] in rooms, f"{path.name} imports {name}, which is not open to its room"
 
 
+def test_the_dashboard_sees_of_rl_only_the_run_directory_the_ledger_and_the_doctor() -> None:
+    used = {name for path in (ROOT / "dashboard").glob("*.py") for name in imports_of(path)}
+    used = {name for name in used if name.startswith("mint.rl")}
+    assert used and used <= set(OF_RL_FOR_THE_DASHBOARD), used
+
+
 def test_importing_mint_is_light() -> None:
     import subprocess
     import sys
 
     code = (
         "import mint, mint.types, mint.cli.__main__, sys; "
-        "print(sorted({'torch', 'fastapi', 'ray', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'torch', 'fastapi', 'ray', 'transformers', 'nicegui'} & set(sys.modules)))"
     )
     heavy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert heavy == "[]"

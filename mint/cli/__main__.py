@@ -1,4 +1,4 @@
-"""Lists the verbs."""
+"""The `mint` command. Its verbs are in `mint.cli.verbs`, how it fails in `mint.cli.failures`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ from typing import Annotated
 
 import typer
 
-from mint.cli.advise import advise
-from mint.cli.bisect import bisect
-from mint.cli.doctor import doctor
-from mint.cli.evaluate import evaluate
-from mint.cli.plot import plot
-from mint.cli.serve import serve
+from mint.cli.app import LazyGroup
 from mint.version import __version__
 
 app = typer.Typer(
     help="Reinforcement-learning fine-tuning of language models with LoRA.",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog="Begin with: mint quickstart",
+    cls=LazyGroup,
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
-app.command()(doctor)
-app.command()(advise)
-app.command("eval")(evaluate)
-app.command()(bisect)
-app.command()(plot)
 
 
 def _show_version(asked: bool) -> None:
@@ -39,8 +28,11 @@ def verbs(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="After an error, show where it happened. Works after any verb.")
+    ] = False,
 ) -> None:
-    """Verbs are needed even while there is one."""
+    """Reinforcement-learning fine-tuning of language models with LoRA."""
 
 
 def main() -> None:

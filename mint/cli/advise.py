@@ -1,23 +1,25 @@
-"""`mint advise RUN`: group and batch size from the pass rates a run has measured."""
+"""`mint advise [RUN]`: group and batch size from the pass rates a run has measured."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from mint.cli.failures import Failure
+from mint.cli.output import AsJson, print_json
+from mint.cli.rundirs import Run, open_run
 
-def advise(run: Annotated[Path, typer.Argument(help="Run directory (log_path of the run).")]) -> None:
+
+def advise(run: Run = None, as_json: AsJson = False) -> None:
     """Advise a group size and a batch size, and count solved, learning and dead problems."""
     from mint.rl.adviser import advise as from_rates
     from mint.rl.ledger import STATES, Ledger
-    from mint.rl.rundir import RunDir
 
-    ledger = Ledger(RunDir(run))
+    run_dir = open_run(run)
+    ledger = Ledger(run_dir)
     if not ledger.visits:
-        typer.echo(f"mint advise: {run} has no ledger yet.", err=True)
-        raise typer.Exit(2)
-    counts = ledger.counts()
+        raise Failure(f"{run_dir.path} has no ledger yet.", "The first step writes it; `mint watch` follows.")
+    counts, advice = ledger.counts(), from_rates(*ledger.measured_rates())
+    if as_json:
+        return print_json({"problems": {state: counts[state] for state in STATES}} | vars(advice))
     typer.echo(f"{len(ledger.visits)} problems: " + ", ".join(f"{counts[state]} {state}" for state in STATES))
-    typer.echo(from_rates(*ledger.measured_rates()))
+    typer.echo(advice)

@@ -1,4 +1,4 @@
-"""`mint bisect RUN`: the first bad checkpoint, in log2(n) evaluations."""
+"""`mint bisect [RUN]`: the first bad checkpoint, in log2(n) evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mint.cli.evaluate import REWARD, Address, AsJson, Recipe, Run, with_checkpoints
+from mint.cli.evaluate import REWARD, Recipe, with_checkpoints
+from mint.cli.output import Address, AsJson, waiting
+from mint.cli.rundirs import Run
 
 if TYPE_CHECKING:
     from mint.rl.recheck import CheckpointEvaluator
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def bisect(
-    run: Run,
+    run: Run = None,
     recipe: Recipe = None,
     metric: Annotated[str, typer.Option(help="What to judge checkpoints by.")] = REWARD,
     limit: Annotated[
@@ -30,7 +32,8 @@ def bisect(
 
     async def work(evaluator: CheckpointEvaluator, records: list[CheckpointRecord]) -> None:
         async def measure(record: CheckpointRecord) -> float:
-            value = await evaluator.metric(record, metric)
+            with waiting(f"measuring {record.name}"):
+                value = await evaluator.metric(record, metric)
             if not as_json:
                 typer.echo(f"{record.name}  {metric} = {value:.4f}")
             return value
@@ -44,4 +47,4 @@ def bisect(
             before = f"; {good.name} is still good: {good.state_path}" if good else ", and none before it is good"
             typer.echo(f"First bad checkpoint: {verdict.first_bad.name} (limit {verdict.limit:.4g}){before}")
 
-    with_checkpoints("bisect", run, recipe, base_url, work)
+    with_checkpoints(run, recipe, base_url, work)

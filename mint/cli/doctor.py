@@ -1,32 +1,26 @@
-"""`mint doctor RUN`: why is it not learning?"""
+"""`mint doctor [RUN]`: why is it not learning?"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from mint.cli.failures import Code
+from mint.cli.output import AsJson, print_json, waiting
+from mint.cli.rundirs import Run, open_run
 
-def doctor(
-    run: Annotated[Path, typer.Argument(help="Run directory (log_path of the run).")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print findings as a JSON list.")] = False,
-) -> None:
+
+def doctor(run: Run = None, as_json: AsJson = False) -> None:
     """Say what is wrong with a run, likeliest cause first. Exits with 1 if anything is alarming."""
-    from mint.errors import MintError
     from mint.rl.doctor import diagnose
 
-    try:
-        findings = diagnose(run)
-    except MintError as error:
-        typer.echo(f"mint doctor: {error}", err=True)
-        raise typer.Exit(2) from error
+    run_dir = open_run(run)
+    with waiting(f"reading {run_dir.path}"):
+        findings = diagnose(run_dir)
     if as_json:
-        typer.echo(json.dumps([finding.to_json() for finding in findings], indent=2))
+        print_json([finding.to_json() for finding in findings])
     elif not findings:
-        typer.echo(f"{run}: nothing to report.")
+        typer.echo(f"{run_dir.path}: nothing to report.")
     else:
         typer.echo("\n\n".join("\n".join(finding.lines()) for finding in findings))
     if any(finding.severity == "alarm" for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(Code.ALARM)

@@ -1,4 +1,4 @@
-"""`mint eval RUN`: checkpoints measured again on the run's holdout."""
+"""`mint eval [RUN]`: checkpoints measured again on the run's holdout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mint.cli.failures import Failure
+from mint.cli.output import Address, AsJson, counted
+from mint.cli.rundirs import Run, open_run
+
 if TYPE_CHECKING:
     from mint.rl.recheck import CheckpointEvaluator
     from mint.rl.rundir import CheckpointRecord
 
 REWARD = "test/env/all/reward/total"
 
-Run = Annotated[Path, typer.Argument(help="Run directory (log_path of the run).")]
 Recipe = Annotated[
     str | None,
     typer.Option(
@@ -24,55 +27,51 @@ Recipe = Annotated[
         show_default="made again from config.json",
     ),
 ]
-Address = Annotated[str | None, typer.Option(help="Server; by default the run's.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def evaluate(
-    run: Run,
+    run: Run = None,
     recipe: Recipe = None,
     all_checkpoints: Annotated[bool, typer.Option(help="Every checkpoint, not only the last.")] = False,
     metric: Annotated[str, typer.Option(help="Metric to show; --json has all.")] = REWARD,
     base_url: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's last checkpoint, or all of them, on its holdout."""
+    """Measure a run's last checkpoint, or all of them, on its holdout. --json prints one object a line."""
 
     async def work(evaluator: CheckpointEvaluator, records: list[CheckpointRecord]) -> None:
-        for record in records if all_checkpoints else records[-1:]:
+        chosen = records if all_checkpoints else records[-1:]
+        for record in counted(chosen, "checkpoints", len(chosen)):
             metrics = await evaluator(record)
             if as_json:
                 typer.echo(json.dumps({"checkpoint": record.name, "step": record.batch, **metrics}))
+            elif metric not in metrics:
+                there = ", ".join(sorted(metrics))
+                raise Failure(f"the evaluation has no metric {metric!r}.", f"There are {there}.")
             else:
-                typer.echo(f"{record.name}  {metric} = {metrics.get(metric, float('nan')):.4f}")
+                typer.echo(f"{record.name}  {metric} = {metrics[metric]:.4f}")
 
-    with_checkpoints("eval", run, recipe, base_url, work)
+    with_checkpoints(run, recipe, base_url, work)
 
 
 def with_checkpoints(
-    verb: str,
-    run: Path,
+    run: Path | None,
     recipe: str | None,
     base_url: str | None,
     work: Callable[[CheckpointEvaluator, list[CheckpointRecord]], Awaitable[None]],
 ) -> None:
     """Runs `work` on a run's checkpoints, with what evaluates them."""
     import mint
-    from mint.errors import MintError
     from mint.rl.recheck import CheckpointEvaluator, find_checkpoints, load_config
-    from mint.rl.rundir import RunDir
 
     async def go() -> None:
-        run_dir = RunDir(run)
+        run_dir = open_run(run)
         config = load_config(run_dir, recipe)
+        records = find_checkpoints(run_dir)
         service = mint.ServiceClient(base_url or config.base_url)
         try:
-            await work(CheckpointEvaluator(config, service), find_checkpoints(run_dir))
+            await work(CheckpointEvaluator(config, service), records)
         finally:
             await service.close()
 
-    try:
-        asyncio.run(go())
-    except MintError as error:
-        typer.echo(f"mint {verb}: {error}", err=True)
-        raise typer.Exit(2) from error
+    asyncio.run(go())

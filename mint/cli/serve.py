@@ -4,17 +4,21 @@ orderly end."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mint.cli.failures import Failure
 from mint.config import ServerConfig
 from mint.errors import MintError
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from mint.backend import Backend
 
@@ -35,29 +39,102 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Adapters on the device at once; idle ones go to host memory and disk and come back on use.",
+            show_default="what a quarter of the free memory holds",
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL to share between servers: postgresql://user@host/mint. A password belongs in "
+            "MINT_DATABASE_URL or ~/.pgpass, not on the command line.",
+            show_default="MINT_DATABASE_URL or a SQLite file in the data folder",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where checkpoints are kept: s3://bucket/prefix, gs://..., any fsspec URL; credentials come from the "
+            "environment.",
+            show_default="MINT_CHECKPOINTS_URL or a folder in the data folder",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
+    tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     local: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve models over HTTP. Keys come from MINT_API_KEY (several: separated by commas)."""
-    config = ServerConfig.resolve(models=tuple(model or ()), host=host, port=port, data=data)
-    if config.host not in LOOPBACK and not config.api_keys:
-        typer.echo(
-            f"mint serve: refusing to listen on {config.host} without keys: everybody on the network could use this "
-            "machine. Set MINT_API_KEY to a secret of your choice, or leave --host at 127.0.0.1.",
-            err=True,
+    """Serve models over HTTP, and the dashboard under /dashboard. Keys come from `mint keys` and from MINT_API_KEY
+    (several: separated by commas)."""
+    config = ServerConfig.resolve(
+        models=tuple(model or ()),
+        host=host,
+        port=port,
+        data=data,
+        database=database,
+        checkpoints=checkpoints,
+        max_adapters=max_adapters,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+    )
+    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
+        raise Failure(
+            f"refusing to listen on {config.host} without keys: everybody on the network could use this machine.",
+            "Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or leave --host "
+            "at 127.0.0.1.",
         )
-        raise typer.Exit(2)
-    run(config, child=local)
+    _check_tls(config)
+    _check_port(config)
+    run(config, None if local else runs)
 
 
-def run(config: ServerConfig, child: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM; as a child, until its parent, however it ends, lets go of our standard input."""
+def has_keys(config: ServerConfig) -> bool:
+    """Whether keys were made for the server of this database."""
+    if config.database is None and not (config.data / "mint.db").exists():
+        return False
+    from mint.server.keyring import Keyring
+    from mint.server.store import Store
+
+    store = Store(config.database_address)
+    try:
+        return bool(Keyring(store).all())
+    finally:
+        store.close()
+
+
+def _check_tls(config: ServerConfig) -> None:
+    import ssl
+
+    pair = "Give the certificate chain and its private key, both as PEM files."
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise Failure("--tls-cert and --tls-key belong together.", pair)
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # errors of ssl among them
+        told = f"{config.tls_cert} and {config.tls_key} cannot be used as certificate and key: {error}."
+        raise Failure(told, pair) from error
+
+
+def run(config: ServerConfig, runs: Path | None) -> None:
+    """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
+    ends when its parent, however that ends, lets go of our standard input."""
     import signal
     import socket
 
     import uvicorn
 
+    from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.watch import log_as_json
+
+    log_as_json(logging.WARNING if runs is None else logging.INFO)
 
     class Serving(uvicorn.Server):
         @contextlib.contextmanager
@@ -74,20 +151,29 @@ def run(config: ServerConfig, child: bool = False) -> None:
             await super().startup(sockets)
             if self.started:
                 address = self.servers[0].sockets[0].getsockname()
-                url = f"http://{config.host}:{address[1]}"
-                typer.echo(f"MINT_READY {url}" if child else f"MinT serves at {url} (data in {config.data})")
+                url = f"{'http' if config.tls_cert is None else 'https'}://{config.host}:{address[1]}"
+                ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
+                typer.echo(f"MINT_READY {url}" if child else ready)
 
     def end(code: int) -> None:
         typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
         server.should_exit = True
 
-    engine = SupervisedEngine(config.models or None, on_failure=end)
+    child = runs is None
+    _check_places(config)
+    make = partial(make_engine, max_adapters=config.max_adapters, spill=config.data.absolute() / "spill")
+    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
+    app = create_app(config, engine)
+    if runs is not None:
+        _show(app, runs)
     settings = uvicorn.Config(
-        create_app(config, engine),
+        app,
         config.host,
         config.port,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         access_log=False,
-        log_level="warning",
+        log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -105,6 +191,32 @@ def run(config: ServerConfig, child: bool = False) -> None:
         raise typer.Exit(1)
 
 
+def _show(app: FastAPI, runs: Path) -> None:
+    """The dashboard, for whoever has a key of the server, as soon as it has keys. Administrators see what the house
+    sees."""
+    from mint.dashboard import mount
+    from mint.server.auth import HOUSE
+
+    def owner_of(key: str | None) -> str:
+        user = app.state.server.keys.user(key)
+        return HOUSE if user.admin else str(user.name)
+
+    mount(app, runs, server=None, owner_of=owner_of, prefix="/dashboard")
+
+
+def _check_places(config: ServerConfig) -> None:
+    """Before the engine starts, which takes a while."""
+    from mint.server.state import open_store
+
+    try:
+        store, storage = open_store(config)
+    except MintError as error:
+        typer.echo(f"mint serve: {error}", err=True)
+        raise typer.Exit(1) from error
+    storage.close()
+    store.close()
+
+
 def _load(engine: Backend, models: Sequence[str]) -> None:
     """Before the server starts, where a model that is not there can be told in a sentence."""
     for name, facts in [(name, engine.load_model(name)) for name in models]:
@@ -113,6 +225,22 @@ def _load(engine: Backend, models: Sequence[str]) -> None:
         except MintError as error:
             typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _check_port(config: ServerConfig) -> None:
+    """Before anything is loaded, which may take minutes."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.host, config.port))
+        except OSError as error:
+            raise Failure(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror or error}.",
+                f"Is another server there already? Try --port {config.port + 1}, or --port 0 for any free one.",
+            ) from error
 
 
 def _allow_many_connections() -> None:

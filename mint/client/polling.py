@@ -52,7 +52,7 @@ async def retrieve(transport: Transport, request_id: str, kind: str, read: Calla
         )
         if response.status_code == 410:
             raise ResultLost(f"the server no longer knows the result of {kind} {request_id}; it may have restarted.")
-        if response.status_code != 408 and _finished(response):
+        if response.status_code != 408 and finished(response):
             return read(response)
         _notice_queue(response)
         iteration += 1
@@ -61,7 +61,7 @@ async def retrieve(transport: Transport, request_id: str, kind: str, read: Calla
         await asyncio.sleep(pause)
 
 
-def _finished(response: httpx.Response) -> bool:
+def finished(response: httpx.Response) -> bool:
     """False for "try again"; raises what the server reports as a failure."""
     if not response.headers.get("content-type", "").startswith(JSON):
         return True

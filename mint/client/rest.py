@@ -22,6 +22,7 @@ from mint.types import (
     ParsedCheckpointTinkerPath,
     TrainingRun,
     TrainingRunsResponse,
+    UsageResponse,
     WeightsInfoResponse,
 )
 from mint.wire import from_json
@@ -171,6 +172,21 @@ class RestClient:
 
     async def get_sampler_async(self, sampler_id: str) -> GetSamplerResponse:
         return await self.get_sampler(sampler_id)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Usage, which MinT servers have
+
+    def get_usage(
+        self, key: str | None = None, run: str | None = None, since: float | None = None
+    ) -> APIFuture[UsageResponse]:
+        """What this key used, by run, from the hour of `since` (seconds since 1970) on. An administrator's key may ask
+        for another `key`, by name or id, or for "all"."""
+        return start(self._get("mint/usage", UsageResponse, {"key": key, "run": run, "since": since}))
+
+    async def get_usage_async(
+        self, key: str | None = None, run: str | None = None, since: float | None = None
+    ) -> UsageResponse:
+        return await self.get_usage(key, run, since)
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -6,22 +6,25 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import httpx
 
 from mint.checks import check_sample
 from mint.client.connection import Connection, shared_connection
 from mint.client.futures import APIFuture, start
-from mint.client.polling import ResultLost, read_sample, retrieve
+from mint.client.polling import ResultLost, finished, read_sample, retrieve
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
 from mint.client.transport import Transport
 from mint.config import ClientConfig
 from mint.errors import BadRequest, Internal, MintError
 from mint.types import GetSamplerResponse, ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
-from mint.wire import from_json, sample_request_to_json
+from mint.wire import HELD, HOLD, JSON, PROTOBUF, from_json, sample_request_to_json
 
 BACKPRESSURE_PATIENCE = 7200.0
 """Seconds a sample waits for room: the server's 429 means "not yet", not "no"."""
@@ -161,22 +164,31 @@ class SamplingClient:
         raise AssertionError("unreachable")
 
     async def _request(self, transport: Transport, body: dict[str, Any]) -> SampleResponse:
-        headers = {"X-Tinker-Sampling-Backpressure": "1"}
-        envelope = await transport.post("asample", body, headers=headers, patience_when_full=BACKPRESSURE_PATIENCE)
+        """Asks for the result as the answer, where a connection may be spared for the wait: that is half the requests.
+        Any other server, or ours when it takes long, answers with an id by which the result is fetched."""
+        content = json.dumps(body).encode()
+        if transport.may_hold:
+            try:
+                answer = await _post(transport, content, hold=True)
+            except asyncio.CancelledError:
+                start(_give_up_unnamed(transport, content))
+                raise
+            if (held := answer.headers.get(HELD)) is not None:
+                finished(answer)
+                response = read_sample(answer)
+                return _named(response, [f"{held}:{n}" for n in range(len(response.sequences))])
+        else:
+            answer = httpx.Response(408)
+        if answer.status_code == 408:
+            answer = await _post(transport, content)
+        envelope = answer.json()
         request_id = envelope["request_id"]
         try:
             response = await retrieve(transport, request_id, "Sample", read_sample)
         except asyncio.CancelledError:
             start(_give_up(transport, request_id))
             raise
-        names = envelope.get("sample_sequence_ids") or [None] * len(response.sequences)
-        return dataclasses.replace(
-            response,
-            sequences=[
-                dataclasses.replace(sequence, sequence_id=name)
-                for sequence, name in zip(response.sequences, names, strict=True)
-            ],
-        )
+        return _named(response, envelope.get("sample_sequence_ids") or [None] * len(response.sequences))
 
     async def _next_number(self, transport: Transport) -> int:
         if self._numbers is None:
@@ -215,6 +227,29 @@ async def open_sampler(
 
 def _reopen(base_url: str | None, api_key: str | None, sampling_session_id: str) -> SamplingClient:
     return SamplingClient(shared_connection(ClientConfig(base_url, api_key)), sampling_session_id)
+
+
+async def _post(transport: Transport, content: bytes, hold: bool = False) -> httpx.Response:
+    headers = {"X-Tinker-Sampling-Backpressure": "1"}
+    if hold:
+        headers |= {HOLD: "1", "Accept": f"{PROTOBUF}, {JSON}"}
+    return await transport.send(
+        "POST", "asample", content=content, headers=headers, held=hold, patience_when_full=BACKPRESSURE_PATIENCE
+    )
+
+
+def _named(response: SampleResponse, names: Sequence[str | None]) -> SampleResponse:
+    sequences = [
+        dataclasses.replace(sequence, sequence_id=name)
+        for sequence, name in zip(response.sequences, names, strict=True)
+    ]
+    return dataclasses.replace(response, sequences=sequences)
+
+
+async def _give_up_unnamed(transport: Transport, content: bytes) -> None:
+    """The server knows a request it has by its number, and tells its id again."""
+    with contextlib.suppress(MintError):
+        await _give_up(transport, (await _post(transport, content)).json()["request_id"])
 
 
 async def _give_up(transport: Transport, request_id: str) -> None:

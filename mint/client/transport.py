@@ -56,6 +56,10 @@ _BY_STATUS: dict[int, type[MintError]] = {
     410: NotFound,
     429: Busy,
 }
+_HOW_TO_TRUST = (
+    " The server's certificate is not trusted here: set SSL_CERT_FILE to the certificate (PEM) of the authority that "
+    "signed it."
+)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 logger = logging.getLogger("mint")
@@ -91,6 +95,7 @@ class Lanes:
     """
 
     def __init__(self, size: int, **options: Any) -> None:
+        self._size, self._used = size, 0
         self._slots = asyncio.Semaphore(size)
         self._options = options
         self._idle: list[httpx.AsyncClient] = []
@@ -99,15 +104,21 @@ class Lanes:
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async with self._slots:
             client = self._idle.pop() if self._idle else self._open()
+            self._used += 1
             try:
                 return await client.request(method, path, **options)
             finally:
+                self._used -= 1
                 self._idle.append(client)
 
     def _open(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_IDLE)
         self._all.append(httpx.AsyncClient(limits=limits, **self._options))
         return self._all[-1]
+
+    @property
+    def free(self) -> int:
+        return self._size - self._used
 
     async def close(self) -> None:
         await asyncio.gather(*(client.aclose() for client in self._all))
@@ -139,6 +150,11 @@ class Transport:
 
     async def close(self) -> None:
         await asyncio.gather(self._posts.close(), self._polls.close())
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether a request may wait for its result on its own connection: others must not queue for want of one."""
+        return self._polls.free > POLLS // 2
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Any) -> Any:
         """A JSON request and its JSON answer, None if that is empty."""
@@ -202,6 +218,11 @@ class Transport:
                 failure = error_of(response)
                 if status == 429:
                     backoff = self._backoff(patience)
+                    if _is_rate(response):  # a matter of time alone, and the server says of how much
+                        backoff_when_full = self._backoff(patience_when_full)
+                        self._say(f"{failure} Waiting for it.")
+                    else:
+                        self._tell(failure, backoff_when_full, at_once=True)
                     if await backoff_when_full.wait(_retry_after(response)):
                         continue
                 if not _may_pass(status, backoff.attempts):
@@ -220,11 +241,16 @@ class Transport:
         if key is not None:
             headers["X-API-Key"] = key
 
-    def _tell(self, failure: MintError, backoff: Backoff) -> None:
-        """Says, once a minute at most, that something is being waited for that should not have to be."""
-        if backoff.attempts >= 3 and time.monotonic() - self._told > 60:
+    def _tell(self, failure: MintError, backoff: Backoff, at_once: bool = False) -> None:
+        """Says that something is being waited for that should not have to be."""
+        if at_once or backoff.attempts >= 3:
+            self._say(f"{failure} Trying again for up to {backoff.patience:.0f} s.")
+
+    def _say(self, text: str) -> None:
+        """Once a minute at most."""
+        if time.monotonic() - self._told > 60:
             self._told = time.monotonic()
-            logger.warning("%s Trying again for up to %.0f s.", failure, backoff.patience)
+            logger.warning("%s", text)
 
     async def _fetch_token(self) -> str:
         response = await self._posts.request("POST", "auth/token", json={}, headers={"X-API-Key": self.api_key or ""})
@@ -236,7 +262,7 @@ class Transport:
         return ConnectionFailed(
             f"no connection to {self.base_url} ({type(error).__name__}: {error}). Is the server running, the "
             "address right? `mint serve` starts one; MINT_BASE_URL or base_url= says where it is; without either, a "
-            "local one is started."
+            "local one is started." + (_HOW_TO_TRUST if "CERTIFICATE_VERIFY_FAILED" in str(error) else "")
         )
 
 
@@ -259,6 +285,11 @@ def _may_pass(status: int, attempts: int) -> bool:
     if status == 500:
         return attempts < FAULT_RETRIES
     return status == 408 or status > 500
+
+
+def _is_rate(response: httpx.Response) -> bool:
+    """Whether it was a limit on what may be sent a minute, or at once, that the request ran into."""
+    return response.headers.get("x-mint-limit") in ("requests_per_minute", "tokens_per_minute", "concurrent")
 
 
 def _retry_after(response: httpx.Response) -> float:

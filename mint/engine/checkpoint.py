@@ -13,7 +13,6 @@ A plain PEFT folder, without mint.json, is read as well: weights only.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import Tensor
 from mint.engine.folders import recover, replacing, sha256
 from mint.engine.lora import Adapter, LoraLinear, Pair, group_of
 from mint.engine.optimizer import AdamW
+from mint.engine.peft_format import check_config, config_of, one_rank, pairs, peft_config, peft_tensors
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
 
@@ -34,7 +34,6 @@ FORMAT = 1
 WEIGHTS, PEFT_CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
 GRADIENTS = "gradients.safetensors"
 MANIFEST, COMPLETE = "mint.json", "checkpoint_complete"
-PEFT_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,11 @@ class Contents:
     def write(self, folder: Path, flush: bool = True) -> int:
         """The bytes it takes. Without `flush` a power cut may damage it, which is noticed when it is read."""
         with replacing(folder, flush) as fresh:
-            tensors = {}
-            for path, (down, up) in self.adapter.weights.items():
-                tensors[f"{PEFT_PREFIX}{path}.lora_A.weight"] = down
-                tensors[f"{PEFT_PREFIX}{path}.lora_B.weight"] = up
-            _write_tensors(fresh / WEIGHTS, tensors, {"format": "pt"})
-            _write_json(fresh / PEFT_CONFIG, _peft_config(self.adapter))
+            write_tensors(fresh / WEIGHTS, peft_tensors(self.adapter.weights), {"format": "pt"})
+            _write_json(fresh / PEFT_CONFIG, peft_config(self.adapter.base_model, self.adapter))
             for name, more in ((OPTIMIZER, self.optimizer), (GRADIENTS, self.gradients)):
                 if more is not None:
-                    _write_tensors(fresh / name, more)
+                    write_tensors(fresh / name, more)
             manifest = {
                 "format": FORMAT,
                 "base_model": self.adapter.base_model,
@@ -165,67 +160,17 @@ def read(folder: str | Path) -> Checkpoint:
         if sha256(folder / name) != digest:
             raise BadRequest(f"checkpoint {folder} is damaged: {name} does not match its SHA-256 in {MANIFEST}.")
     peft = _read_json(folder / PEFT_CONFIG)
-    _check_peft(folder, peft)
-    weights = _pairs(folder, _read_tensors(folder / WEIGHTS))
-    rank = int(peft["r"])
+    check_config(folder / PEFT_CONFIG, peft)
+    weights, rank, scale = one_rank(pairs(folder / WEIGHTS, _read_tensors(folder / WEIGHTS)), peft)
     return Checkpoint(
         folder=folder,
         base_model=manifest.get("base_model") or peft.get("base_model_name_or_path") or "unknown",
-        config=LoraConfig(**manifest["lora"]) if manifest else _config_of(rank, weights),
-        scale=peft["lora_alpha"] / (math.sqrt(rank) if peft.get("use_rslora") else rank),
+        config=LoraConfig(**manifest["lora"]) if manifest else config_of(rank, weights),
+        scale=scale,
         step=manifest.get("step", 0),
         weights=weights,
         optimizer=_read_tensors(folder / OPTIMIZER) if OPTIMIZER in manifest.get("sha256", {}) else None,
         gradients=_read_tensors(folder / GRADIENTS) if GRADIENTS in manifest.get("sha256", {}) else None,
-    )
-
-
-def _peft_config(adapter: Adapter) -> dict[str, Any]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": adapter.base_model,
-        "r": adapter.config.rank,
-        "lora_alpha": _tidy(adapter.scale * adapter.config.rank),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({path.rpartition(".")[2] for path in adapter.weights}),
-        "inference_mode": True,
-    }
-
-
-def _tidy(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def _check_peft(folder: Path, peft: Mapping[str, Any]) -> None:
-    """Refuses what would change the meaning of the weights and is not understood here."""
-    if peft.get("peft_type") != "LORA" or "r" not in peft or "lora_alpha" not in peft:
-        raise BadRequest(f"{folder / PEFT_CONFIG} does not describe a LoRA (peft_type LORA with r and lora_alpha).")
-    for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "layer_replication"):
-        if peft.get(key):
-            raise BadRequest(f"{folder / PEFT_CONFIG} sets {key} = {peft[key]!r}; only plain LoRA can be loaded.")
-    if peft.get("bias", "none") != "none":
-        raise BadRequest(f"{folder / PEFT_CONFIG} sets bias = {peft['bias']!r}; only plain LoRA can be loaded.")
-
-
-def _pairs(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Pair]:
-    halves: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        path, _, half = name.removeprefix(PEFT_PREFIX).removesuffix(".weight").rpartition(".")
-        if half not in ("lora_A", "lora_B"):
-            raise BadRequest(f"{folder / WEIGHTS} holds {name}, which is not a LoRA matrix (lora_A or lora_B).")
-        halves.setdefault(path, {})[half] = tensor.float()
-    single = [path for path, pair in halves.items() if len(pair) != 2]
-    if single or not halves:
-        raise BadRequest(f"{folder / WEIGHTS} lacks one of A and B for {single[0] if single else 'every linear'}.")
-    return {path: (pair["lora_A"], pair["lora_B"]) for path, pair in halves.items()}
-
-
-def _config_of(rank: int, weights: Mapping[str, Pair]) -> LoraConfig:
-    groups = {group_of(path) for path in weights}
-    return LoraConfig(
-        rank=rank, train_unembed="unembed" in groups, train_mlp="mlp" in groups, train_attn="attn" in groups
     )
 
 
@@ -244,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 

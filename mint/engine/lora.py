@@ -79,6 +79,12 @@ class Adapter:
         """A and B of each linear in turn, always in the same order."""
         return [tensor for pair in self.weights.values() for tensor in pair]
 
+    def put_parameters(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces the weights by others, in the order of `parameters()`."""
+        for n, (path, (down, up)) in enumerate(self.weights.items()):
+            a, b = tensors[2 * n : 2 * n + 2]
+            self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
+
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
         """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
         if self.gradients is None:
@@ -117,6 +123,12 @@ def group_of(path: str) -> Group:
 
 def trains(config: LoraConfig, group: Group) -> bool:
     return {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}[group]
+
+
+def merged(weight: Tensor, scale: float, pair: Pair) -> Tensor:
+    """The weight, in float32, of a plain linear that does what the weight and this LoRA do."""
+    down, up = (half.to(weight.device) for half in pair)
+    return weight.float() + scale * (up @ down)
 
 
 class CurrentRows:

@@ -116,9 +116,14 @@ class BaseModel:
     def new_adapter(self, config: LoraConfig) -> Adapter:
         return Adapter.create(self.facts.name, self.linears, config)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        names = ("tokenizer.json", "tokenizer_config.json")
+        return any((Path(self.facts.folder) / name).exists() for name in names)
+
     @cached_property
     def tokenizer(self) -> Any:
-        if not _has_tokenizer(self.facts.folder):
+        if not self.has_tokenizer:
             raise NotFound(f"{self.facts.folder} holds no tokenizer (tokenizer.json or tokenizer_config.json).")
         return AutoTokenizer.from_pretrained(self.facts.folder, local_files_only=True)
 
@@ -126,7 +131,7 @@ class BaseModel:
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a sequence, by the generation settings, the model's or the tokenizer's."""
         given = [self._module.generation_config.eos_token_id, self._module.config.get_text_config().eos_token_id]
-        if _has_tokenizer(self.facts.folder):
+        if self.has_tokenizer:
             given.append(self.tokenizer.eos_token_id)
         return frozenset(id for ids in given for id in ([ids] if isinstance(ids, int) else ids or []))
 
@@ -176,10 +181,6 @@ def _of_first(count: int, attend: Attend, multiple: int) -> Attend:
         return steady.pad_rows(attend(layer, q_THD[:count], k_TKD[:count], v_TKD[:count], scale, window), multiple)
 
     return attend_to_real
-
-
-def _has_tokenizer(folder: str) -> bool:
-    return any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _wrap_linears(module: nn.Module, decoder: nn.Module, current: CurrentRows) -> dict[str, LoraLinear]:

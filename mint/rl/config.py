@@ -87,6 +87,11 @@ class Config:
     """Steps between checkpoints, of which the last one is always made; 0: only that one."""
     max_steps: int | None = None
     """Steps in all; more than the dataset has batches go through it again. None: once through."""
+    budget_tokens: int | None = None
+    """Tokens read, sampled and trained, over every resume, after which the run is saved and stopped at the end of the
+    step; raise it and run the same again to go on."""
+    budget_seconds: float | None = None
+    """The same in seconds."""
     seed: int = 0
     """Of the initial adapter and of every rollout: the same seed repeats the run."""
     evaluator_builders: Sequence[Callable[[], Evaluator]] = ()
@@ -240,6 +245,9 @@ class Config:
             raise BadRequest(
                 f"max_steps is {self.max_steps}; it must be at least 1, or None for once through the data."
             )
+        for name in ("budget_tokens", "budget_seconds"):
+            if (budget := getattr(self, name)) is not None and not budget > 0:
+                raise BadRequest(f"{name} is {budget}; it must be above 0, or None for no budget.")
         if self.overlong_buffer > self.max_tokens:
             raise BadRequest(f"overlong_buffer is {self.overlong_buffer}, more than max_tokens ({self.max_tokens}).")
 

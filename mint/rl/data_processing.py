@@ -166,15 +166,19 @@ def drop_zero_advantages(
     return [data_D[i] for i in kept], [metadata_D[i] for i in kept]
 
 
+NOT_SENT = frozenset({"mask", "reference_logprobs"})
+
+
 def wire_datums(data_D: Sequence[Datum], weights: bool = True) -> list[Datum]:
-    """Datums as they are sent: the mask goes as `weights`, the name MinT's documents use for it.
+    """Datums as they are sent: the mask goes as `weights`, the name MinT's documents use for it; what was only noted
+    for the run directory stays here.
 
     `weights=False` leaves it out, for services that refuse keys beyond Tinker's three. That changes nothing for losses
     linear in the advantage, which is 0 wherever the mask is; `dro` and `gspo` need the mask.
     """
     sent_D = []
     for datum in data_D:
-        inputs = {key: value for key, value in datum.loss_fn_inputs.items() if key != "mask"}
+        inputs = {key: value for key, value in datum.loss_fn_inputs.items() if key not in NOT_SENT}
         if weights:
             inputs["weights"] = datum.loss_fn_inputs["mask"]
         sent_D.append(Datum(datum.model_input, inputs))

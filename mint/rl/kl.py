@@ -66,6 +66,12 @@ def differences(
     ]
 
 
+def note_reference(data_D: Sequence[Datum], reference_logprobs_D: Sequence[np.ndarray]) -> None:
+    """Keeps the reference's log-probs with the datums, for the run directory; `wire_datums` leaves them out."""
+    for datum, logprobs in zip(data_D, reference_logprobs_D, strict=True):
+        datum.loss_fn_inputs["reference_logprobs"] = TensorData.of(logprobs, "float32")
+
+
 def sampled_logprobs(data_D: Sequence[Datum]) -> list[np.ndarray]:
     return [datum.loss_fn_inputs["logprobs"].to_numpy().astype(np.float64) for datum in data_D]
 
@@ -102,7 +108,18 @@ async def incorporate_kl_penalty(
     With a discount the term of a token is the discounted sum of its own and all later terms of its datum. That sum
     reaches back over observation tokens, so it is masked again: no observation token ever has an advantage.
     """
-    d_D = differences(data_D, sampled_logprobs(data_D), await score_datums(reference_client, data_D))
+    reference_D = await score_datums(reference_client, data_D)
+    return penalise(data_D, reference_D, kl_penalty_coef, kl_discount_factor)
+
+
+def penalise(
+    data_D: Sequence[Datum],
+    reference_logprobs_D: Sequence[np.ndarray],
+    kl_penalty_coef: float,
+    kl_discount_factor: float = 0.0,
+) -> dict[str, float]:
+    """`incorporate_kl_penalty` once the reference has spoken."""
+    d_D = differences(data_D, sampled_logprobs(data_D), reference_logprobs_D)
     average = mean_kl(data_D, d_D)
     if kl_penalty_coef:
         for datum, d in zip(data_D, d_D, strict=True):

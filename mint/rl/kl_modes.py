@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mint.errors import BadRequest
-from mint.rl.kl import ScoringClient, differences, incorporate_kl_penalty, kl_loss_datums, mean_kl, score_datums
+from mint.rl.kl import (
+    ScoringClient,
+    differences,
+    kl_loss_datums,
+    mean_kl,
+    note_reference,
+    penalise,
+    score_datums,
+)
 from mint.types import Datum
 
 
@@ -41,7 +49,11 @@ class AdvantageKL(KLTerm):
     estimator: str
 
     async def adjust(self, data_D: Sequence[Datum]) -> dict[str, float]:
-        return await incorporate_kl_penalty(data_D, self.reference, self.coef, self.discount) if data_D else {}
+        if not data_D:
+            return {}
+        reference_D = await score_datums(self.reference, data_D)
+        note_reference(data_D, reference_D)
+        return penalise(data_D, reference_D, self.coef, self.discount)
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class LossKL(KLTerm):
         self, data_D: Sequence[Datum], training_logprobs_D: Sequence[np.ndarray], scales_D: np.ndarray
     ) -> tuple[list[Datum], dict[str, float]]:
         reference_D = await score_datums(self.reference, data_D)
+        note_reference(data_D, reference_D)
         datums = kl_loss_datums(data_D, training_logprobs_D, reference_D, self.coef, self.estimator, scales_D)
         return datums, {"kl_policy_base": mean_kl(data_D, differences(data_D, training_logprobs_D, reference_D))}
 

@@ -17,7 +17,7 @@ time in twenty (0.69 ** 8 = 0.05). The mistake is cheap: a problem set aside is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -50,25 +50,22 @@ class Visit:
 class Ledger:
     """All visits so far, and the choices of the band sampler, which are replayed rather than made again on resume."""
 
-    def __init__(self, run_dir: RunDir, version: int = 0) -> None:
-        """Reads what the run directory holds. `version`: steps trained so far."""
+    def __init__(self, run_dir: RunDir, version: int = 0, lines: Iterable[Json] | None = None) -> None:
+        """Reads what the run directory holds, or takes these lines instead. `version`: steps trained so far."""
         self.run_dir = run_dir
         self.version = version
         self.visits: dict[str, list[Visit]] = {}
         self.choices: dict[int, list[str]] = {}
         """By batch, the problems the band sampler put in it."""
-        for line in read_jsonl(run_dir.ledger_file):
-            if "choice" in line:
-                self.choices[line["batch"]] = line["choice"]
-            else:
-                self._take(line)
+        for line in read_jsonl(run_dir.ledger_file) if lines is None else lines:
+            self.take(line)
 
     def record(self, step: int, groups: Sequence[SampledGroup]) -> dict[str, float]:
         """Adds a step's groups; returns how many problems are in which state."""
         seen = [(name_of(sampled), sampled) for sampled in groups if sampled.wrapped is not None]
         line: Json = {"step": step, "groups": [{"problem": name} | _measured(sampled) for name, sampled in seen]}
         append_jsonl(self.run_dir.ledger_file, line)
-        self._take(line)
+        self.take(line)
         self.version = step + 1
         counts = self.counts()
         return {f"ledger/{state}": float(counts[state]) for state in STATES}
@@ -107,13 +104,17 @@ class Ledger:
         ]
         return rates_P, rollouts_P
 
-    # ----------------------------------------------------------------------------------------------------------------
-
-    def _take(self, line: Json) -> None:
+    def take(self, line: Json) -> None:
+        """One line of ledger.jsonl."""
+        if "choice" in line:
+            self.choices[line["batch"]] = line["choice"]
+            return
         for group in line["groups"]:
             visit = Visit(line["step"], group["rate"], group["of"], group["signal"])
             if visit.of:
                 self.visits.setdefault(group["problem"], []).append(visit)
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _recent(self, problem: str) -> list[Visit]:
         """The latest visits, as few as have `EVIDENCE` rollouts."""

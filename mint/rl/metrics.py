@@ -18,7 +18,7 @@ from mint.rl.types import Metrics, RolloutError, Trajectory, TrajectoryGroup, Wr
 from mint.types import Datum
 
 GOOD_REWARD = 0.5
-"""A group whose rewards are all equal counts as all good from here up."""
+"""From here up a reward counts as a success, and a group whose rewards are all equal as all good."""
 
 # --------------------------------------------------------------------------------------------------------------------
 # Environments: what the rollouts were like
@@ -51,6 +51,7 @@ def _group_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
         **_ending_metrics(trajectories, rewards),
         **_diversity_metrics(groups_P),
         "reward/total": _mean(rewards),
+        "reward/success": _mean([reward >= GOOD_REWARD for reward in rewards]),
     }
 
 

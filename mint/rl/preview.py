@@ -35,12 +35,16 @@ class Preview:
     memory_bytes: int | None
     """Resident in this process and those it started, the local server among them; None on other systems. Whatever a
     remote server or a GPU holds is not in it."""
+    enough_for: int | None = None
+    """Steps that the budget of the configuration is enough for; None where it is enough for all of them."""
 
     def __str__(self) -> str:
         memory = "" if self.memory_bytes is None else f", {self.memory_bytes / 2**20:,.0f} MiB on this machine"
+        budget = "" if self.enough_for is None else f" The budget is enough for about {self.enough_for} of the steps."
         return (
             f"{self.steps} steps and {self.evaluations} evaluations: about {self.sampled_tokens:,} sampled, "
             f"{self.prompt_tokens:,} prompt and {self.trained_tokens:,} trained tokens, {self.seconds:,.0f} s{memory}."
+            f"{budget}"
         )
 
 
@@ -59,6 +63,8 @@ async def preview(config: Config, service: mint.ServiceClient) -> Preview:
             save_every=0,
             loggers=(),
             rollback=False,
+            budget_tokens=None,
+            budget_seconds=None,
         )
         lines = (await main(pilot, service)).metrics()
     middle = lines[1:PILOT_STEPS]
@@ -69,7 +75,7 @@ async def preview(config: Config, service: mint.ServiceClient) -> Preview:
         return round(_mean(line.get(name, 0.0) for line in middle) * steps + once * evaluations)
 
     step_seconds = _mean(line["time/total"] for line in middle)
-    return Preview(
+    predicted = Preview(
         steps,
         evaluations,
         total("env/all/total_ac_tokens", final.get("test/env/all/total_ac_tokens", 0.0)),
@@ -78,6 +84,17 @@ async def preview(config: Config, service: mint.ServiceClient) -> Preview:
         step_seconds * steps + final.get("time/evaluate:total", 0.0) * evaluations,
         resident_memory(),
     )
+    return replace(predicted, enough_for=_enough_for(config, predicted))
+
+
+def _enough_for(config: Config, run: Preview) -> int | None:
+    tokens = run.sampled_tokens + run.prompt_tokens + run.trained_tokens
+    shares = [
+        budget / max(needed, 1e-9)
+        for budget, needed in ((config.budget_tokens, tokens), (config.budget_seconds, run.seconds))
+        if budget is not None
+    ]
+    return int(run.steps * min(shares)) if shares and min(shares) < 1 else None
 
 
 def _mean(values: Iterable[float]) -> float:

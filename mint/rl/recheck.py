@@ -55,7 +55,7 @@ def load_config(run_dir: RunDir, recipe: str | None = None) -> Config:
     known = {f.name for f in fields(Config)}
     values: dict[str, Any] = {k: v for k, v in saved.items() if k in known and isinstance(v, PLAIN)}
     if recipe is not None:
-        config = _find_config(recipe)
+        config = find_config(recipe)
         config = replace(config, **values, dataset_builder=_with_values(config.dataset_builder, saved))
     else:
         if missing := [name for name in ONLY_FROM_A_RECIPE if not isinstance(saved.get(name) or None, PLAIN)]:
@@ -97,9 +97,13 @@ class CheckpointEvaluator:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _find_config(recipe: str) -> Config:
+def find_config(recipe: str) -> Config:
+    """The configuration in a Python file or module; `:NAME` chooses among several."""
     place, _, name = recipe.partition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise BadRequest(f"{place!r} cannot be imported: {error}.") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Config)}
     if name in found:
         return found[name]
@@ -138,8 +142,9 @@ def _import_file(path: Path) -> ModuleType:
     """As a module, so that what is under `if __name__ == "__main__"` does not run."""
     if not path.is_file():
         raise BadRequest(f"{path} is not a file; name the recipe the run was made with (--recipe).")
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(path.resolve().parent))  # as for a script, so that it finds its neighbours
+    folder = path.resolve().parent
+    if str(folder) not in sys.path and not (folder / "__init__.py").is_file():
+        sys.path.insert(0, str(folder))  # as for a script, so that it finds its neighbours; a package has its own way
     name = f"mint_recipe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

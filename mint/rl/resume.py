@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 MAY_CHANGE = frozenset(
     {
         *("log_path", "base_url", "recipe_name", "renderer_name", "max_steps"),
+        *("budget_tokens", "budget_seconds"),
         *("eval_every", "evaluator_builders", "compute_post_kl"),
         *("save_every", "ttl_seconds", "rolling_save_every", "rolling_ttl_seconds"),
         *("loggers", "wandb_project", "wandb_name", "samples_per_step", "rollout_json_export", "num_groups_to_log"),

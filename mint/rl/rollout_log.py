@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mint.rl.prompt_check import oddity
 from mint.rl.rundir import RolloutRecord, TurnRecord
 from mint.rl.sampler import SampledGroup
 from mint.rl.types import Trajectory, TrajectoryGroup
@@ -16,6 +17,7 @@ from mint.rl.update import Trained
 
 MemberKey = tuple[int, int]
 """(number of the group in its step, member)."""
+KEPT_PROMPTS = 1024
 
 
 class TextOf:
@@ -24,6 +26,7 @@ class TextOf:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.pieces: dict[int, str] = {}
+        self.oddities: dict[tuple[int, ...], str | None] = {}
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens))) if len(tokens) else ""
@@ -32,6 +35,15 @@ class TextOf:
         if token not in self.pieces:
             self.pieces[token] = self.text([token])
         return self.pieces[token]
+
+    def oddity(self, prompt: Sequence[int]) -> str | None:
+        """See `mint.rl.prompt_check`; asked once a prompt, as the members of a group share it."""
+        key = tuple(prompt)
+        if key not in self.oddities:
+            if len(self.oddities) >= KEPT_PROMPTS:
+                self.oddities.clear()
+            self.oddities[key] = oddity(self.tokenizer, prompt, self.text(prompt)) if prompt else None
+        return self.oddities[key]
 
 
 class _Tokens:
@@ -100,7 +112,7 @@ def rollout_records(
         rewards_G = sampled.group.get_total_rewards()
         for member, trajectory in enumerate(sampled.group.trajectories_G):
             tokens = _Tokens(trajectory)
-            token_advantages, logprobs = sent.get((sampled.number, member), (None, None))
+            token_advantages, logprobs, reference = sent.get((sampled.number, member), (None, None, None))
             known = (advantages or {}).get(sampled.number)
             records.append(
                 RolloutRecord(
@@ -112,12 +124,13 @@ def rollout_records(
                     reward=rewards_G[member],
                     final_reward=sampled.group.final_rewards_G[member],
                     reward_terms=_terms(sampled.group, member),
-                    advantage=None if known is None else float(known[member]),
+                    advantage=None if known is None or np.isnan(known[member]) else float(known[member]),
                     trained=token_advantages is not None,
                     stop_reason=None if trajectory.stop_reason is None else str(trajectory.stop_reason),
                     tags=list(sampled.wrapped.env_group_builder.logging_tags()),
                     problem=sampled.wrapped.env_group_builder.problem_id(),
                     prompt_text=text.text(tokens.prompt),
+                    prompt_oddity=text.oddity(tokens.prompt),
                     completion_text=text.text(tokens.completion),
                     prompt_tokens=tokens.prompt,
                     completion_tokens=tokens.completion,
@@ -126,6 +139,7 @@ def rollout_records(
                     logprobs=tokens.logprobs,
                     advantages=None if token_advantages is None else tokens.spread(token_advantages),
                     train_logprobs=None if logprobs is None else tokens.spread(logprobs),
+                    reference_logprobs=None if reference is None else tokens.spread(reference),
                     turns=tokens.turns,
                 )
             )
@@ -141,17 +155,26 @@ def _terms(group: TrajectoryGroup, member: int) -> dict[str, float]:
     return dict(terms) | dict(group.metrics_G[member])
 
 
-def _by_member(trained: Trained) -> dict[MemberKey, tuple[np.ndarray, np.ndarray]]:
-    """Advantage and the trainer's log-prob of every trained token, in the order of the trajectory."""
-    collected: dict[MemberKey, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+def _by_member(trained: Trained) -> dict[MemberKey, tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Of every trained token, in the order of the trajectory: its advantage, the trainer's log-prob and, in a run with
+    a KL term, the reference's."""
+    collected: dict[MemberKey, list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]] = defaultdict(list)
     for datum, meta, logprobs in zip(trained.data_D, trained.metadata_D, trained.logprobs_D, strict=True):
         mask = datum.loss_fn_inputs["mask"].to_numpy() > 0
         advantages = datum.loss_fn_inputs["advantages"].to_numpy()[mask]
-        collected[meta["group_idx"], meta["traj_idx"]].append((advantages, logprobs[mask]))
-    return {
-        key: (np.concatenate([a for a, _ in parts]), np.concatenate([p for _, p in parts]))
-        for key, parts in collected.items()
-    }
+        known = datum.loss_fn_inputs.get("reference_logprobs")
+        reference = None if known is None else known.to_numpy()[mask]
+        collected[meta["group_idx"], meta["traj_idx"]].append((advantages, logprobs[mask], reference))
+    return {key: _joined(parts) for key, parts in collected.items()}
+
+
+def _joined(
+    parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    advantages, logprobs, references = zip(*parts, strict=True)
+    known = [reference for reference in references if reference is not None]
+    reference = np.concatenate(known) if len(known) == len(parts) else None
+    return np.concatenate(advantages), np.concatenate(logprobs), reference
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class RolloutRecord:
     reward_terms: dict[str, float] = field(default_factory=dict)
     """Every metric the environment and the group gave for this member."""
     advantage: float | None = None
-    """None in an evaluation."""
+    """None in an evaluation, or where it is not known."""
     trained: bool = False
     """Whether its tokens went to the trainer; not if filtered out, masked or without an advantage."""
     stop_reason: str | None = None
@@ -100,6 +100,8 @@ class RolloutRecord:
     problem: str | None = None
     """The problem's lasting name, if it has one."""
     prompt_text: str = ""
+    prompt_oddity: str | None = None
+    """What in the prompt's tokens does not fit the model's tokenizer: see `mint.rl.prompt_check`."""
     completion_text: str = ""
     prompt_tokens: list[int] = field(default_factory=list)
     completion_tokens: list[int] = field(default_factory=list)
@@ -110,6 +112,8 @@ class RolloutRecord:
     """Of the sampler."""
     train_logprobs: list[float] | None = None
     """Of the trainer, before the update; None if not trained."""
+    reference_logprobs: list[float] | None = None
+    """Of the KL reference; None without a KL term, or if not trained."""
     advantages: list[float] | None = None
     """As sent, the KL penalty and the aggregation included; None if not trained."""
     turns: list[TurnRecord] = field(default_factory=list)
@@ -172,8 +176,7 @@ class RunDir:
         write_jsonl(self.rollouts_file(step, evaluator), map(_rollout_to_json, records))
 
     def rollouts(self, step: int, evaluator: str | None = None) -> list[RolloutRecord]:
-        lines = read_jsonl(self.rollouts_file(step, evaluator))
-        return [_from_json(RolloutRecord, line | {"turns": [TurnRecord(**t) for t in line["turns"]]}) for line in lines]
+        return [rollout_from_json(line) for line in read_jsonl(self.rollouts_file(step, evaluator))]
 
     def rollout_steps(self, evaluator: str | None = None) -> list[int]:
         pattern = self.rollouts_file(0, evaluator).name.replace("000000", "*")
@@ -268,6 +271,10 @@ def file_name(text: str) -> str:
 def _rollout_to_json(record: RolloutRecord) -> Json:
     """`asdict` without its copy of every list, which for long rollouts takes longer than writing them."""
     return vars(record) | {"turns": [vars(turn) for turn in record.turns]}
+
+
+def rollout_from_json(line: Json) -> RolloutRecord:
+    return _from_json(RolloutRecord, line | {"turns": [TurnRecord(**turn) for turn in line["turns"]]})
 
 
 def _from_json(record: type[_Record], line: Json) -> _Record:

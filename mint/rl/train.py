@@ -23,8 +23,10 @@ from typing import TypeVar
 import numpy as np
 
 import mint
+from mint.errors import BudgetReached
 from mint.rl.adviser import advise
 from mint.rl.band import BandDataset
+from mint.rl.budget import Spent
 from mint.rl.config import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
 from mint.rl.doctor import Finding, Watch
 from mint.rl.evaluate import HoldoutGuard, RLTestSetEvaluator
@@ -164,6 +166,7 @@ class _Loop:
         self.learning_rate = as_schedule(config.learning_rate)
         self.slowed = 0.5 ** rollbacks(self.run_dir)
         self.holdout = HoldoutGuard(self.run_dir)
+        self.spent = Spent.in_all(self.run_dir.metrics())
         self.timer = Timer(self.run_dir, config.enable_trace, config.span_chart_every)
         self.extra_evaluators = [build() for build in config.evaluator_builders]
 
@@ -171,6 +174,7 @@ class _Loop:
         policy = await self.client.save_weights_and_get_sampling_client_async()
         self.sampler.advance(first_step, policy)
         for number in range(first_step, self.num_steps):
+            await self._stop_at_budget(number)
             evaluation = asyncio.create_task(self._evaluate_if_due(number, policy))
             try:
                 step, update = await self._train(self.sampler.batch(number), stop)
@@ -249,6 +253,15 @@ class _Loop:
             self.config.log_path,
         )
 
+    async def _stop_at_budget(self, version: int) -> None:
+        if (told := self.spent.reached(self.config)) is None:
+            return
+        await self._stop_at(version)
+        raise BudgetReached(
+            f"The run in {self.config.log_path} has used {told}; it was stopped and saved after {version} of "
+            f"{self.num_steps} steps. To go on, run the same again with a larger budget."
+        )
+
     # ------------------------------------------------------------------------------------------------ evaluation
 
     async def _evaluate_if_due(self, version: int, policy: mint.SamplingClient) -> dict[str, float]:
@@ -315,7 +328,9 @@ class _Loop:
             self.metrics_logger.say(text)
 
     def _write(self, number: int, metrics: dict[str, float]) -> None:
-        self.metrics_logger.log(number, metrics | self.timer.finish_step(number))
+        metrics = metrics | self.timer.finish_step(number)
+        self.spent.add(metrics)
+        self.metrics_logger.log(number, metrics)
 
     def _to_write(self, groups: Sequence[SampledGroup], number: int) -> Sequence[SampledGroup]:
         if self.config.rollout_json_export:

@@ -48,7 +48,7 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def unpack(archive: IO[bytes], folder: Path, max_bytes: int) -> Path:
+def unpack(archive: IO[bytes], folder: Path, max_bytes: float) -> Path:
     """Extracts a .tar.gz of plain files into `folder`; the folder within that holds the adapter."""
     try:
         with tarfile.open(fileobj=archive, mode="r|gz") as tar:
@@ -61,7 +61,7 @@ def unpack(archive: IO[bytes], folder: Path, max_bytes: int) -> Path:
     return found[0].parent
 
 
-def _extract(tar: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+def _extract(tar: tarfile.TarFile, folder: Path, max_bytes: float) -> None:
     room, members = max_bytes, 0
     for member in tar:
         members += 1
@@ -90,8 +90,9 @@ def read_adapter(folder: Path) -> tuple[str, LoraConfig]:
             manifest = json.loads((folder / "mint.json").read_text())
             return str(manifest["base_model"]), LoraConfig(**manifest["lora"])
         config = json.loads((folder / "adapter_config.json").read_text())
-        return str(config["base_model_name_or_path"]), _lora(int(config["r"]), _tensor_names(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rank = max([int(config["r"]), *(config.get("rank_pattern") or {}).values()])
+        return str(config["base_model_name_or_path"]), _lora(rank, _tensor_names(folder / WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadRequest(f"the adapter's description cannot be read: {type(error).__name__}: {error}.") from error
 
 

@@ -1,28 +1,34 @@
-"""The catalogue of checkpoints: where they lie, what they are called, who may see them and until when.
+"""The catalogue of checkpoints: what they are called, who may see them and until when.
 
-What is in a checkpoint is the backend's business; packing and unpacking archives lives in `mint.server.archive`.
+What is in a checkpoint is the backend's business; where its files lie is that of `mint.server.storage`, packing and
+unpacking archives that of `mint.server.archive`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, func, or_, select, true
+from sqlalchemy.exc import IntegrityError
 
 from mint.errors import BadRequest, Forbidden, NotFound
 from mint.server.auth import User
-from mint.server.store import CheckpointRow, RunRow, Store
+from mint.server.storage import IDENTITY, Storage
+from mint.server.store import CheckpointRow, RunRow, SettingRow, Store
 from mint.types import CHECKPOINT_KINDS, Checkpoint, Cursor, LoraConfig, ParsedCheckpointTinkerPath, TrainingRun
 
 _NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,120}")
 _LONGEST_TTL = 10 * 366 * 24 * 3600
+_STORAGE = "checkpoints"
 UPLOADS, UPLOAD_NAME = "ckpt_", "uploaded"
 
 
@@ -39,15 +45,16 @@ def expiry(ttl_seconds: int | None) -> float | None:
 
 
 class Checkpoints:
-    def __init__(self, store: Store, root: Path) -> None:
+    def __init__(self, store: Store, storage: Storage) -> None:
         self._store = store
-        self._root = root
+        self._storage = storage
+        self._keeping = ThreadPoolExecutor(max_workers=4, thread_name_prefix="mint-keep")
         self._being_saved: set[tuple[str, str, str]] = set()
 
     # Saving ---------------------------------------------------------------------------------------------------------
 
-    def reserve(self, run_id: str, kind: str, name: str, overwrite: bool = False) -> Path:
-        """A folder to write to, once the name is known to be good and free; `release_name` ends the claim."""
+    def reserve(self, run_id: str, kind: str, name: str, overwrite: bool = False) -> str:
+        """The name of its files, once its own is known to be good and free; `release_name` ends the claim."""
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise BadRequest(
                 f"checkpoint name {name!r} cannot be used; give 1 to 120 characters without slashes or control "
@@ -61,16 +68,40 @@ class Checkpoints:
                 "overwrite=True to save_state."
             )
         self._being_saved.add((run_id, kind, name))
-        folder = self._root / quote(run_id, safe="") / kind / quote(name, safe=" ")
-        return folder.with_name(f"{folder.name}~{uuid.uuid4().hex[:8]}") if folder.exists() else folder
+        return self._storage.new_name(f"{quote(run_id, safe='')}/{kind}/{quote(name, safe=' ')}")
 
-    def reserve_again(self, run_id: str, kind: str, name: str, folder: str) -> Path:
-        """For a save that was accepted before and is carried out again: to where it was going then."""
+    def reserve_again(self, run_id: str, kind: str, name: str) -> None:
+        """For a save that was accepted before and is carried out again."""
         self._being_saved.add((run_id, kind, name))
-        return self._root / folder
 
-    def relative(self, folder: Path) -> str:
-        return str(folder.relative_to(self._root))
+    def draft(self, folder: str) -> Path:
+        return self._storage.draft(folder)
+
+    def kept(self, folder: str, written: Future[int]) -> Future[int]:
+        """Done when what the backend writes is where checkpoints are kept; with the same result."""
+        kept: Future[int] = Future()
+
+        def keep() -> None:
+            try:
+                self._storage.keep(folder)
+                kept.set_result(written.result())
+            except Exception as error:
+                kept.set_exception(error)
+
+        def go_on(_: Future[int]) -> None:
+            if written.cancelled():
+                kept.cancel()
+            elif (error := written.exception()) is not None:
+                kept.set_exception(error)
+            else:
+                self._keeping.submit(keep)
+
+        written.add_done_callback(go_on)
+        return kept
+
+    def discard(self, folder: str) -> None:
+        """Files in no catalogue are nobody's."""
+        self._storage.delete(folder)
 
     def release_name(self, run_id: str, kind: str, name: str) -> None:
         self._being_saved.discard((run_id, kind, name))
@@ -80,12 +111,12 @@ class Checkpoints:
         run: RunRow,
         kind: str,
         name: str,
-        folder: Path,
+        folder: str,
         size_bytes: int,
         expires: float | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> CheckpointRow:
-        """Enters a written folder into the catalogue; one of the same name is replaced."""
+        """Enters what was kept into the catalogue; one of the same name is replaced."""
         same_name = select(CheckpointRow).where(
             CheckpointRow.run_id == run.id, CheckpointRow.kind == kind, CheckpointRow.name == name
         )
@@ -95,7 +126,7 @@ class Checkpoints:
             kind=kind,
             name=name,
             owner=run.owner,
-            folder=self.relative(folder),
+            folder=folder,
             size_bytes=size_bytes,
             expires=expires,
             user_metadata=user_metadata,
@@ -103,13 +134,14 @@ class Checkpoints:
         self._store.replace(replaced, row)
         for old in replaced:
             if old.folder != row.folder:  # a save that is carried out again replaces itself
-                shutil.rmtree(self.folder(old), ignore_errors=True)
+                self._storage.delete(old.folder)
         return row
 
     def copy(self, source: CheckpointRow, run: RunRow, expires: float | None) -> CheckpointRow:
         folder = self.reserve(run.id, source.kind, source.name)
         try:
-            shutil.copytree(self.folder(source), folder)
+            shutil.copytree(self.fetch(source), self.draft(folder))
+            self._storage.keep(folder)
             return self.record(run, source.kind, source.name, folder, source.size_bytes, expires, source.user_metadata)
         finally:
             self.release_name(run.id, source.kind, source.name)
@@ -128,16 +160,18 @@ class Checkpoints:
             train_attn=lora.train_attn,
             user_metadata={"source": "upload"},
         )
-        folder = self._root / run_id / "weights" / UPLOAD_NAME
-        folder.parent.mkdir(parents=True)
-        unpacked.rename(folder)
+        folder = f"{run_id}/weights/{UPLOAD_NAME}"
+        self.draft(folder).parent.mkdir(parents=True)
+        shutil.move(unpacked, self.draft(folder))  # which may be another file system
+        self._storage.keep(folder)
         self._store.add(run)
         return self.record(run, "weights", UPLOAD_NAME, folder, size_bytes)
 
     # Finding --------------------------------------------------------------------------------------------------------
 
-    def folder(self, row: CheckpointRow) -> Path:
-        return self._root / row.folder
+    def fetch(self, row: CheckpointRow) -> Path:
+        """A folder on this machine with its files, which may have to be downloaded first: not on the event loop."""
+        return self._storage.fetch(row.folder)
 
     def run_of(self, row: CheckpointRow) -> RunRow:
         run = self._store.get(RunRow, row.run_id)
@@ -151,7 +185,7 @@ class Checkpoints:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         kind, _, name = parsed.checkpoint_id.partition("/")
         row = self._find(parsed.training_run_id, kind, name)
-        if row is None or not (row.owner == user.name or row.public):
+        if row is None or not (user.sees(row.owner) or row.public):
             raise NotFound(
                 f"no checkpoint {path!r}; it was never saved here, has expired or was deleted, or is another user's. "
                 "list_user_checkpoints() shows what there is."
@@ -160,12 +194,14 @@ class Checkpoints:
 
     def own(self, run_id: str, kind: str, name: str, user: User) -> CheckpointRow:
         row = self.resolve(f"tinker://{run_id}/{kind}/{name}", user)
-        if row.owner != user.name:
+        if not user.sees(row.owner):
             raise Forbidden(f"{row.path} belongs to another user; it can be read, not changed.")
         return row
 
-    def newest(self, run_id: str, kind: str = "weights") -> CheckpointRow | None:
+    def newest(self, run_id: str, kind: str = "weights", published: bool = False) -> CheckpointRow | None:
         query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind)
+        if published:
+            query = query.where(CheckpointRow.public)
         return next(iter(self._store.all(query.order_by(CheckpointRow.created.desc()).limit(1))), None)
 
     def of_run(self, run_id: str) -> Sequence[CheckpointRow]:
@@ -178,18 +214,28 @@ class Checkpoints:
         return self._store.page(theirs.order_by(CheckpointRow.created.desc()), limit, offset)
 
     def samplable(self, user: User) -> Sequence[CheckpointRow]:
-        theirs = or_(CheckpointRow.owner == user.name, CheckpointRow.public)
+        theirs = true() if user.admin else or_(CheckpointRow.owner == user.name, CheckpointRow.public)
         return self._store.all(_alive().where(CheckpointRow.kind == "sampler_weights", theirs))
+
+    def bytes_of(self, owner: str) -> int:
+        """What the owner's checkpoints take on disk."""
+        with self._store.transaction() as session:
+            query = select(func.sum(CheckpointRow.size_bytes)).where(CheckpointRow.owner == owner)
+            return int(session.scalar(query) or 0)
 
     def _find(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
         query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name)
         return next(iter(self._store.all(query)), None)
 
+    def close(self) -> None:
+        self._keeping.shutdown()
+        self._storage.close()
+
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def delete(self, row: CheckpointRow) -> None:
         self._store.replace([row])
-        shutil.rmtree(self.folder(row), ignore_errors=True)
+        self._storage.delete(row.folder)
 
     def sweep(self) -> None:
         for row in self._store.all(select(CheckpointRow).where(CheckpointRow.expires <= time.time())):
@@ -209,8 +255,12 @@ class Checkpoints:
             user_metadata=row.user_metadata,
         )
 
-    def describe_run(self, run: RunRow, last_request: float | None = None, corrupted: bool = False) -> TrainingRun:
-        training, sampler = (self.newest(run.id, kind) for kind in ("weights", "sampler_weights"))
+    def describe_run(
+        self, run: RunRow, user: User, last_request: float | None = None, corrupted: bool = False
+    ) -> TrainingRun:
+        """Whoever sees the run only because something of it was published is told of that alone."""
+        within = user.sees(run.owner)
+        training, sampler = (self.newest(run.id, kind, not within) for kind in ("weights", "sampler_weights"))
         return TrainingRun(
             training_run_id=run.id,
             base_model=run.base_model,
@@ -221,7 +271,26 @@ class Checkpoints:
             lora_rank=run.rank,
             last_checkpoint=self.describe(training) if training else None,
             last_sampler_checkpoint=self.describe(sampler) if sampler else None,
-            user_metadata=run.user_metadata,
+            user_metadata=run.user_metadata if within else {},
+        )
+
+
+def agree_on_storage(store: Store, storage: Storage) -> None:
+    """All servers of one database must keep their checkpoints in one place: each lists and deletes those of all."""
+    found = f"{storage.identity()} {storage.url}"
+    if store.get(SettingRow, _STORAGE) is None:
+        with contextlib.suppress(IntegrityError):  # another server was first
+            store.add(SettingRow(name=_STORAGE, value=found))
+    known = store.get(SettingRow, _STORAGE)
+    assert known is not None
+    if known.value.split()[0] == found.split()[0]:
+        return
+    empty = not store.all(select(CheckpointRow).limit(1))
+    if not (empty and store.alone(lambda: store.update(known, value=found))):
+        raise BadRequest(
+            f"the checkpoints of this database are at {known.value.partition(' ')[2]}, and this server was told to "
+            f"keep them at {storage.url}, which is another place. Give --checkpoints as the others do; to move them, "
+            f"end all servers and copy everything there, the file {IDENTITY} included."
         )
 
 

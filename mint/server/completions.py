@@ -22,8 +22,9 @@ class Piece:
 class Run:
     """The samples of several prompts under one policy; choices are numbered through, prompt by prompt."""
 
-    def __init__(self, samplers: Samplers, policy: Policy, requests: Sequence[SampleRequest]) -> None:
+    def __init__(self, samplers: Samplers, policy: Policy, requests: Sequence[SampleRequest], owner: str) -> None:
         self._samplers = samplers
+        self._owner = owner
         self._policy = policy
         self._requests = requests
         self._work: list[asyncio.Future[SampleResponse]] = []
@@ -31,6 +32,17 @@ class Run:
 
     async def start(self) -> None:
         """Raises what can be said about the requests before the first token."""
+        await self._samplers.admit(self._policy, self._owner)
+        try:
+            await self._begin()
+        except BaseException:
+            self.cancel()
+            raise
+        everything = asyncio.gather(*self._work, return_exceptions=True)
+        everything.add_done_callback(lambda _: self._news.put_nowait(None))
+        self._samplers.hold(self._owner, everything)
+
+    async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
         first = 0
         for request in self._requests:
@@ -38,10 +50,8 @@ class Run:
             def on_tokens(n: int, tokens: Sequence[int], logprobs: Sequence[float], first: int = first) -> None:
                 loop.call_soon_threadsafe(self._news.put_nowait, Piece(first + n, tokens, logprobs))
 
-            self._work.append(await self._samplers.begin(self._policy, request, on_tokens))
+            self._work.append(await self._samplers.begin(self._policy, request, self._owner, on_tokens))
             first += request.num_samples
-        everything = asyncio.gather(*self._work, return_exceptions=True)
-        everything.add_done_callback(lambda _: self._news.put_nowait(None))
 
     async def results(self) -> list[SampleResponse]:
         return list(await asyncio.gather(*self._work))

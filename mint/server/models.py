@@ -18,16 +18,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, true
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts
 from mint.errors import BadRequest, Busy, MintError, NotFound
+from mint.server.audit import Audit
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
-from mint.server.journal import Head, Journal, Place
+from mint.server.journal import Disk, Head, Journal, Place
 from mint.server.limits import Limits
+from mint.server.meter import Meter
+from mint.server.queues import Load, Queues
+from mint.server.quotas import Line
+from mint.server.room import is_full
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
@@ -48,6 +54,7 @@ class Model:
     runner: Runner
     sequencer: Sequencer
     facts: ModelFacts | None = None
+    line: Line = field(default_factory=Line)
     last_request: float = field(default_factory=time.time)
     state_due: float | None = None
     """When its state should next be written; None while nothing has happened since the last one."""
@@ -71,8 +78,12 @@ class Models:
         checkpoints: Checkpoints,
         futures: Futures,
         limits: Limits,
+        queues: Queues,
+        disk: Disk,
         journals: Path,
         trial: Trial,
+        meter: Meter,
+        audit: Audit,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -81,8 +92,13 @@ class Models:
         self._checkpoints = checkpoints
         self._futures = futures
         self._limits = limits
+        self._queues = queues
+        self._disk = disk
         self._journals = journals
         self._trial = trial
+        self._meter = meter
+        self._audit = audit
+        self._making: dict[str, str] = {}  # ids of models whose journal is being begun, and their owners
         self._live: dict[str, Model] = {}
         self.corrupted: dict[str, str] = {}
         """Runs whose journal or state is damaged, and what is wrong."""
@@ -105,8 +121,12 @@ class Models:
             await asyncio.shield(known.accepted)
             return known
         self._catalogue.check(base_model)
-        promise = self._futures.open(session.row.owner, key, fingerprint)
-        model_id = promise.envelope["model_id"] = run_id(session.id, number)
+        owner, model_id = session.row.owner, run_id(session.id, number)
+        if model_id not in self._live:
+            await self._meter.admit_model(owner, self._count(owner), user_metadata)
+        promise = self._futures.open(owner, key, fingerprint, session=session.id)
+        self._meter.quotas.hold(owner, promise.settled)
+        promise.envelope["model_id"] = model_id
         if model_id in self._live:
             promise.settle(_created(self._live[model_id]))
             promise.accepted.set_result(None)
@@ -116,7 +136,7 @@ class Models:
         created = {
             "model": model_id,
             "session": session.id,
-            "owner": session.row.owner,
+            "owner": owner,
             "base_model": base_model,
             "lora": asdict(lora),
             "user_metadata": user_metadata,
@@ -125,23 +145,42 @@ class Models:
             "same": fingerprint.hex(),
             "source": None,
         }
-        journal = Journal(self._journals / quote(model_id, safe=""))
+        journal = Journal(self._journals / quote(model_id, safe=""), self._disk)
+        self._making[model_id] = owner
         try:
             if source is not None:
-                pin = await asyncio.to_thread(journal.pin, promise.request_id, self._checkpoints.folder(source[0]))
+                files = await asyncio.to_thread(self._checkpoints.fetch, source[0])
+                pin = await asyncio.to_thread(journal.pin, promise.request_id, files)
                 created["source"] = {"pin": pin.name, "optimizer": source[1], "path": source[0].path}
             await _begin(journal, {"kind": "segment", "created": created, "next": 1, "handled": []})
-        except (Busy, OSError) as error:
+        except (MintError, OSError) as error:
             self._futures.drop(promise)
             journal.delete()
-            refusal = error if isinstance(error, Busy) else Busy(f"the model could not be recorded: {error}.")
+            refusal = error if isinstance(error, MintError) else Busy(f"the model could not be recorded: {error}.")
             promise.accepted.set_exception(refusal)
             promise.accepted.exception()
+            promise.fail(refusal)
             raise refusal from error
+        finally:
+            del self._making[model_id]
         promise.accepted.set_result(None)
+        self._audit.write("run_created", owner, model_id, base_model=base_model, rank=lora.rank)
         model = self.add(created, journal, Sequencer(self._limits.gap_seconds))
         promise.run(self.bring_up(model))
         return promise
+
+    def _count(self, owner: str) -> int:
+        """Models the owner has in memory, or is about to."""
+        live = sum(model.run.owner == owner for model in self._live.values())
+        return live + sum(making == owner for making in self._making.values())
+
+    def live(self, model_id: str) -> Model | None:
+        return self._live.get(model_id)
+
+    def known_run(self, model_id: str) -> RunRow | None:
+        """Whoever's it is: not for what a client is told."""
+        model = self._live.get(model_id)
+        return self._store.get(RunRow, model_id) if model is None else model.run
 
     def add(self, created: Head, journal: Journal, sequencer: Sequencer) -> Model:
         """A model that has a journal; `bring_up` makes it live in the backend."""
@@ -175,6 +214,8 @@ class Models:
             model.facts = await self._catalogue.load(model.run.base_model)
             model.runner.start()
             await asyncio.shield(model.runner.ready)
+            if not existed:
+                await self._record(model.run)
         except MintError as error:
             model.runner.fail(error)
             if existed:
@@ -185,9 +226,21 @@ class Models:
             self._backend.release(model.id)
             model.journal.delete()
             raise
-        if not existed:
-            self._store.add(model.run)
         return _created(model)
+
+    async def _record(self, run: RunRow) -> None:
+        """Where the disk is full, as soon as there is room."""
+        deadline = time.monotonic() + self._limits.room_seconds
+        while True:
+            try:
+                self._store.add(run)
+                return
+            except OperationalError as error:
+                if not is_full(error):
+                    raise
+                if time.monotonic() > deadline:
+                    raise Busy(f"the model could not be recorded: {error.orig}.") from error
+            await asyncio.sleep(0.5)
 
     def find(self, model_id: str, user: User) -> Model:
         """The live model, its session seen just now."""
@@ -219,7 +272,9 @@ class Models:
 
     def unload(self, model: Model) -> Promise:
         promise = self._futures.open(model.run.owner)
+        promise.on_cancel = _nothing
         self._live.pop(model.id, None)
+        self._queues.forget(model.id)
         self._save_time(model)
         promise.run(self._end(model))
         return promise
@@ -240,26 +295,40 @@ class Models:
 
     async def submit(self, model: Model, call: Call) -> Promise:
         """Checks one request, writes it to the journal and puts it in its place. Whoever is refused by the checks has
-        spent the number; whoever is refused because the disk is full has not."""
+        spent the number; whoever is refused for lack of room, or by a limit that time lifts, has not."""
         key = _key(model, call.seq_id)
         if known := self._futures.repeated(key, call.same):
             await asyncio.shield(known.accepted)
             return known
         if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
+        leave = _nothing
         try:
+            await self._meter.admit_call(model, call)
+            load = Load(model.run.session_id, requests=1, bytes=call.size, model=model.id)
+            leave = self._queues.enter_in_order(load, call.seq_id, model.sequencer.following)
             step = self.prepare(model, call)
+        except Busy:
+            leave()
+            raise
         except MintError:
+            leave()
             self._skip(model, call.seq_id)
             raise
-        promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
+        promise = self._futures.open(
+            model.run.owner, key, call.same, request_id=call.request_id, session=model.run.session_id
+        )
+        promise.settled.add_done_callback(lambda _: leave())
+        self._meter.quotas.hold(model.run.owner, promise.settled)
         promise.envelope["model_id"] = model.id
 
         def written(outcome: Place | Busy) -> None:
             if isinstance(outcome, Busy):
                 self._futures.drop(promise)
+                leave()
                 if step.settled is not None:
                     step.settled()
+                promise.fail(outcome)
                 promise.accepted.set_exception(outcome)
             else:
                 promise.accepted.set_result(None)
@@ -295,7 +364,10 @@ class Models:
             model.journal.append(head, b"", lambda _: model.sequencer.skip(seq_id), flush=False)
 
     def _jump(self, model: Model, number: int) -> None:
-        """The numbers before this one have been waited for long enough."""
+        """The numbers before this one have been waited for long enough, unless one of them found no room."""
+        if self._queues.expects(model.id):
+            model.sequencer.jump(model.sequencer.following)
+            return
 
         def written(outcome: Place | Busy) -> None:
             # Where that cannot be written down, the wait begins again.
@@ -339,14 +411,15 @@ class Models:
         """The run, live or not; others' if `accessible` and they published a checkpoint of it."""
         run = self._store.get(RunRow, model_id)
         published = accessible and any(c.public for c in self._checkpoints.of_run(model_id))
-        if run is None or not (run.owner == user.name or published):
+        if run is None or not (user.sees(run.owner) or published):
             raise NotFound(f"no training run {model_id!r}; list_training_runs() shows yours.")
         return run
 
     def runs(self, user: User, accessible: bool, limit: int, offset: int) -> tuple[list[RunRow], int]:
         mine = RunRow.owner == user.name
         published = RunRow.id.in_(select(CheckpointRow.run_id).where(CheckpointRow.public))
-        query = select(RunRow).where(or_(mine, published) if accessible else mine).order_by(RunRow.created.desc())
+        reach = true() if user.admin else or_(mine, published)
+        query = select(RunRow).where(reach if accessible else mine).order_by(RunRow.created.desc())
         rows, total = self._store.page(query, limit, offset)
         return list(rows), total
 
@@ -357,10 +430,23 @@ class Models:
     def last_request(self, model_id: str) -> float | None:
         return self._live[model_id].last_request if model_id in self._live else None
 
-    def describe(self, run: RunRow) -> TrainingRun:
+    def describe(self, run: RunRow, user: User) -> TrainingRun:
         live = self._live.get(run.id)
         failed = live is not None and live.runner.failure is not None
-        return self._checkpoints.describe_run(run, self.last_request(run.id), failed or run.id in self.corrupted)
+        return self._checkpoints.describe_run(run, user, self.last_request(run.id), failed or run.id in self.corrupted)
+
+    def overview(self) -> list[dict[str, Any]]:
+        """The live models, for people."""
+        return [
+            {
+                "model_id": model.id,
+                "owner": model.run.owner,
+                "base_model": model.run.base_model,
+                "rank": model.run.rank,
+                "idle_seconds": round(time.time() - model.last_request, 1),
+            }
+            for model in self._live.values()
+        ]
 
     def sweep(self) -> None:
         self.save_times()
@@ -386,6 +472,10 @@ class Models:
 def run_id(session_id: str, number: int) -> str:
     """Clients that create a model by loading compute this id themselves."""
     return f"{session_id}:train:{number}"
+
+
+def _nothing() -> None:
+    """Cancelling the end of a model does this: one that is half gone is of no use to anybody."""
 
 
 def _key(model: Model, seq_id: int | None) -> str | None:

@@ -8,28 +8,36 @@ is lost, each policy comes back on its next use, and the samples that were under
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
-from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
+from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
+from mint.server.meter import Meter
+from mint.server.queues import Load, Queues
+from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, SamplerRow, Store
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store
+from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
+
+log = logging.getLogger("mint.server")
 
 CLONE_BLOCK = 10**9
 """Clones of a sampling client number their requests from here, block by block."""
@@ -42,7 +50,11 @@ class Policy:
     name: str
     base_model: str
     folder: str | None = None
+    """Of a snapshot; a checkpoint's files are fetched when they are needed."""
+    checkpoint: CheckpointRow | None = None
     ephemeral: bool = False
+    run: str | None = None
+    """The run whose weights they are; None for a base model."""
     facts: ModelFacts | None = None
     """Set once it can be sampled, in the engine of this `generation`."""
     generation: int = 0
@@ -66,8 +78,10 @@ class Samplers:
         sessions: Sessions,
         checkpoints: Checkpoints,
         limits: Limits,
+        queues: Queues,
         snapshots: Path,
         trial: Trial,
+        meter: Meter,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -75,11 +89,12 @@ class Samplers:
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._limits = limits
+        self._queues = queues
         self._snapshots = snapshots
         self._trial = trial
+        self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
-        self._pending = 0
 
     # Sampling sessions ----------------------------------------------------------------------------------------------
 
@@ -105,22 +120,22 @@ class Samplers:
             raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
         return sampler_id
 
-    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts) -> Sampler:
+    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
         """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
-        policy = self._snapshot(sampler_id, facts.name)
+        policy = self._snapshot(sampler_id, facts.name, run)
         policy.facts, policy.generation = facts, self._backend.generation
         if (row := self._store.get(SamplerRow, sampler_id)) is not None:
             self._live[sampler_id] = Sampler(row, policy)
             return self._live[sampler_id]
-        return self._add(session, sampler_id, policy, None)
+        return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
 
     def snapshot_folder(self, sampler_id: str) -> Path:
         return self._snapshots / quote(sampler_id, safe="")
 
-    def _snapshot(self, sampler_id: str, base_model: str) -> Policy:
-        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True)
+    def _snapshot(self, sampler_id: str, base_model: str, run: str | None) -> Policy:
+        return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True, run=run)
 
-    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
+    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None, *more: Row) -> Sampler:
         row = SamplerRow(
             id=sampler_id,
             session_id=session.id,
@@ -129,7 +144,12 @@ class Samplers:
             model_path=path,
             ephemeral=policy.ephemeral,
         )
-        self._store.add(row)
+        try:
+            self._store.add(row, *more)
+        except OperationalError as error:
+            if not (policy.ephemeral and is_full(error)):
+                raise
+            log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 
@@ -143,7 +163,8 @@ class Samplers:
             if not row.ephemeral:
                 policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
             elif self.snapshot_folder(sampler_id).is_dir():
-                policy = self._snapshot(sampler_id, row.base_model)
+                taken = self._store.get(SnapshotRow, sampler_id)
+                policy = self._snapshot(sampler_id, row.base_model, None if taken is None else taken.run_id)
             else:
                 raise NotFound(
                     f"sampling session {sampler_id} was a snapshot, and is gone: the server was restarted without it "
@@ -179,7 +200,7 @@ class Samplers:
     def _saved(self, row: CheckpointRow) -> Policy:
         base_model = self._checkpoints.run_of(row).base_model
         # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, str(self._checkpoints.folder(row)))
+        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row, run=row.run_id)
 
     def _shared(self, policy: Policy) -> Policy:
         return self._policies.setdefault(policy.name, policy)
@@ -192,8 +213,11 @@ class Samplers:
 
     async def _load(self, policy: Policy) -> None:
         facts = await self._catalogue.load(policy.base_model)
+        folder = policy.folder
+        if policy.checkpoint is not None:
+            folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, policy.folder))
+        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:
@@ -210,24 +234,25 @@ class Samplers:
     # Samples --------------------------------------------------------------------------------------------------------
 
     def check(self, policy: Policy, request: SampleRequest) -> None:
-        """As much as can be said before the model is there, and whether there is room."""
+        """As much as can be said before the model is there."""
         check_sample(request, *sizes(policy.facts))
-        if self._pending + request.num_samples > self._limits.pending_samples:
-            raise Busy(f"{self._pending} samples are waiting already; try again in a moment.")
 
-    def sample(self, policy: Policy, request: SampleRequest, promise: Promise) -> None:
-        """Settles the promise with the samples."""
-        self._count_until(promise.settled, request.num_samples)
+    def sample(self, policy: Policy, request: SampleRequest, promise: Promise, leave: Callable[[], None]) -> None:
+        """Settles the promise with the samples, and then leaves the queues."""
+        promise.settled.add_done_callback(lambda _: leave())
         policy.used = time.monotonic()
-        promise.run(self._sample(policy, request))
+        promise.run(self._sample(policy, request, promise.owner))
 
-    async def _sample(self, policy: Policy, request: SampleRequest) -> Answer:
+    async def _sample(self, policy: Policy, request: SampleRequest, owner: str) -> Answer:
         for _ in range(DEATHS):
             facts = await self.ready(policy)
             check_sample(request, *sizes(facts))
             generation = self._backend.generation
             try:
-                return sample_answer(await asyncio.wrap_future(self._backend.sample(policy.name, request)))
+                work = self._backend.sample(policy.name, request)
+                return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
+            except Lost:
+                policy.facts = None  # it is loaded again
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -236,23 +261,25 @@ class Samplers:
             "server's log says how the engine died."
         )
 
+    async def admit(self, policy: Policy, owner: str) -> None:
+        """One request, whatever number of samples it asks for; or the limit it meets."""
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+
     async def begin(
-        self, policy: Policy, request: SampleRequest, on_tokens: OnTokens | None = None
+        self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        work = asyncio.wrap_future(self._backend.sample(policy.name, request, on_tokens))
-        self._count_until(work, request.num_samples)
+        leave = self._queues.enter(Load(None, samples=request.num_samples))
+        drawing = self._backend.sample(policy.name, request, on_tokens)
+        work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
+        work.add_done_callback(lambda _: leave())
         return work
 
-    def _count_until(self, done: asyncio.Future[Any], samples: int) -> None:
-        self._pending += samples
-
-        def count_down(_: object) -> None:
-            self._pending -= samples
-
-        done.add_done_callback(count_down)
+    def hold(self, owner: str, work: asyncio.Future[Any]) -> None:
+        """A request that was let in is under way until this is done."""
+        self._meter.quotas.hold(owner, work)
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
@@ -262,10 +289,27 @@ class Samplers:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:
                 self._backend.release(sampler.policy.name)
-                shutil.rmtree(self.snapshot_folder(sampler.row.id), ignore_errors=True)
+        for session_id, folder in self.snapshots_on_disk() if ended else ():
+            if session_id in ended:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def snapshots_on_disk(self) -> list[tuple[str, Path]]:
+        """The session of each snapshot and its folder, those of an earlier server included."""
+        return [(unquote(folder.name).partition(":sample:")[0], folder) for folder in self._snapshots.iterdir()]
 
     def sweep(self) -> None:
+        """What was not sampled for long leaves memory; `find` brings it back from where it is written."""
+        self._sweep_snapshots(time.monotonic() - self._limits.snapshot_idle_seconds)
         idle = time.monotonic() - self._limits.policy_idle_seconds
+        for sampler in [s for s in self._live.values() if not s.policy.ephemeral and s.policy.used < idle]:
+            del self._live[sampler.row.id]
         for policy in [p for p in self._policies.values() if p.facts is not None and p.used < idle]:
             policy.facts, policy.loading = None, None
             self._backend.release(policy.name)
+
+    def _sweep_snapshots(self, idle: float) -> None:
+        for sampler in [s for s in self._live.values() if s.policy.ephemeral and s.policy.used < idle]:
+            if self.snapshot_folder(sampler.row.id).is_dir():  # else it lives in the engine's memory alone
+                del self._live[sampler.row.id]
+                sampler.policy.facts, sampler.policy.loading = None, None
+                self._backend.release(sampler.policy.name)

@@ -43,6 +43,10 @@ class Sequencer:
     def waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def first_waiting(self) -> int | None:
+        return min(self._waiting, default=None)
+
     def submit(self, number: int | None, start: Callable[[], None]) -> None:
         """Calls `start` when its turn comes; without a number, or late for its turn, at once."""
         if number is None:

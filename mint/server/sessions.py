@@ -9,7 +9,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import select, true
 
 from mint.errors import NotFound
 from mint.server.auth import User
@@ -59,9 +59,10 @@ class Sessions:
         """The session, seen just now; one from before a restart, or that was given up, lives again."""
         session = self._live.get(session_id)
         if session is None:
-            session = self._live[session_id] = Session(self.row(session_id, user))
+            session = Session(self.row(session_id, user))
         if session.row.owner != user.name:
             raise _unknown(session_id)
+        self._live[session_id] = session
         session.last_seen = time.monotonic()
         return session
 
@@ -80,13 +81,18 @@ class Sessions:
 
     def row(self, session_id: str, user: User) -> SessionRow:
         row = self._store.get(SessionRow, session_id)
-        if row is None or row.owner != user.name:
+        if row is None or not user.sees(row.owner):
             raise _unknown(session_id)
         return row
 
-    def page(self, user: User, limit: int, offset: int) -> list[str]:
-        query = select(SessionRow).where(SessionRow.owner == user.name).order_by(SessionRow.created.desc())
+    def page(self, user: User, accessible: bool, limit: int, offset: int) -> list[str]:
+        mine = true() if accessible and user.admin else SessionRow.owner == user.name
+        query = select(SessionRow).where(mine).order_by(SessionRow.created.desc())
         return [row.id for row in self._store.page(query, limit, offset)[0]]
+
+    def owners(self) -> dict[str, str]:
+        """The live sessions, and whose they are."""
+        return {session.id: session.row.owner for session in self._live.values()}
 
     def expire(self) -> list[str]:
         """Forgets the sessions that fell silent; their ids."""

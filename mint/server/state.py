@@ -8,36 +8,69 @@ from functools import partial
 
 from mint.backend import Backend
 from mint.config import ServerConfig
-from mint.server.auth import Keys, Signer
+from mint.server.audit import Audit
+from mint.server.auth import Keys
 from mint.server.catalogue import Catalogue
-from mint.server.checkpoints import Checkpoints
+from mint.server.checkpoints import Checkpoints, agree_on_storage
 from mint.server.futures import Futures
 from mint.server.home import Home
+from mint.server.journal import Disk
+from mint.server.keyring import Keyring
 from mint.server.limits import Limits
+from mint.server.meter import Meter
+from mint.server.metrics import Status, Traffic
 from mint.server.models import Models
+from mint.server.queues import Queues
 from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
-from mint.server.steps import call_from, prepare
+from mint.server.signer import Signer
+from mint.server.steps import call_from, prepare, save_at_budget
+from mint.server.storage import Storage, open_storage
 from mint.server.store import Store
 from mint.server.trial import Trial
 
 log = logging.getLogger("mint.server")
 
 
+def open_store(config: ServerConfig) -> tuple[Store, Storage]:
+    """The database, its schema up to date, and the place of its checkpoints."""
+    storage = open_storage(config.checkpoints, config.data)
+    store = Store(config.database_address)
+    try:
+        if config.database or config.checkpoints:  # else both are in the data folder, and belong together
+            agree_on_storage(store, storage)
+    except BaseException:
+        store.close()
+        storage.close()
+        raise
+    return store, storage
+
+
 class Server:
-    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits) -> None:
+    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits, traffic: Traffic) -> None:
         self.config = config
         self.backend = backend
         self.limits = limits
         self.signer = Signer(config.data)
-        self.keys = Keys(config.api_keys, self.signer)
-        self.store = Store(config.data / "mint.db")
+        self.audit = Audit(config.data)
+        self.store, storage = open_store(config)
+        try:
+            self.home = Home(config.data / "journal", config.port)
+        except BaseException:
+            self.store.close()
+            storage.close()
+            raise
+        self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
-        self.home = Home(config.data / "journal", config.port)
+        self.queues = Queues(limits)
+        self.traffic = traffic
+        self.disk = Disk(traffic.flushes.observe)
+        self.status = Status(self)
         self.sessions = Sessions(self.store, limits)
-        self.checkpoints = Checkpoints(self.store, config.data / "checkpoints")
+        self.checkpoints = Checkpoints(self.store, storage)
+        self.meter = Meter(self.keys, self.store, self.checkpoints, self.audit)
         trial = Trial()
         self.models = Models(
             backend,
@@ -47,13 +80,28 @@ class Server:
             self.checkpoints,
             self.futures,
             limits,
+            self.queues,
+            self.disk,
             self.home.models,
             trial,
+            self.meter,
+            self.audit,
         )
         self.models.prepare = partial(prepare, self)
         self.models.restore_call = partial(call_from, self)
+        self.meter.find_run = self.models.known_run
+        self.meter.budgets.save = partial(save_at_budget, self)
         self.samplers = Samplers(
-            backend, self.store, self.catalogue, self.sessions, self.checkpoints, limits, self.home.snapshots, trial
+            backend,
+            self.store,
+            self.catalogue,
+            self.sessions,
+            self.checkpoints,
+            limits,
+            self.queues,
+            self.home.snapshots,
+            trial,
+            self.meter,
         )
 
     async def start(self) -> None:
@@ -64,15 +112,18 @@ class Server:
     async def keep_house(self) -> None:
         while True:
             await asyncio.sleep(self.limits.sweep_seconds)
-            try:
-                self.sweep()
-            except Exception:  # a full disk, say, must not end all later sweeps
-                log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
+            for chore in (self.sweep, self.meter.usage.flush):
+                try:
+                    chore()
+                except Exception:  # a full disk, say, must not end all later sweeps
+                    log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
+            await self.status.engine()
 
     def sweep(self) -> None:
         silent = self.sessions.expire()
         self.models.end_sessions(silent)
         self.samplers.end_sessions(silent)
+        self.futures.end_sessions(silent)
         self.samplers.sweep()
         self.checkpoints.sweep()
         self.futures.sweep()
@@ -80,5 +131,7 @@ class Server:
 
     def close(self) -> None:
         self.models.close()
+        self.meter.usage.flush()
+        self.checkpoints.close()
         self.store.close()
         self.home.close()

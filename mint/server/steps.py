@@ -7,21 +7,24 @@ folder, a date) is put in `Call.fixed`, which the journal keeps.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mint import wire
 from mint.checks import check_data, check_loss
-from mint.errors import BadRequest
+from mint.errors import BadRequest, Internal
 from mint.mistakes import check_plausible
 from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import decompress, fingerprint
+from mint.server.budgets import CHECKPOINT
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
@@ -44,8 +47,12 @@ class Call:
     payload: bytes
     body: Any
     """What the payload says."""
+    size: int = 0
+    """Bytes of the payload, unpacked."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     fixed: dict[str, Any] = field(default_factory=dict)
+    by_server: bool = False
+    """Made by the server itself, so no limit of its owner's holds it up."""
 
     def head(self) -> dict[str, Any]:
         return {
@@ -65,13 +72,15 @@ def call_from(server: Server, head: Mapping[str, Any], payload: bytes) -> Call:
         body: Any = read_forward_backward(payload, fixed, server.limits.body_bytes)
     else:
         body = BODIES[head["op"]].model_validate(json.loads(payload))
-    return Call(head["op"], head["seq"], bytes.fromhex(head["same"]), payload, body, head["id"], fixed)
+    same = bytes.fromhex(head["same"])
+    return Call(head["op"], head["seq"], same, payload, body, len(payload), head["id"], fixed)
 
 
 def small_call(op: str, body: requests.NumberedBody | requests.LoadWeights, but: set[str] | None = None) -> Call:
     """The call of a body that is JSON; `but` are the fields in which the same request sent again may differ."""
     same = fingerprint(f"{type(body).__name__} {body.model_dump_json(exclude=but)}".encode())
-    return Call(op, body.seq_id, same, json.dumps(body.model_dump()).encode(), body)
+    payload = json.dumps(body.model_dump()).encode()
+    return Call(op, body.seq_id, same, payload, body, len(payload))
 
 
 def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) -> wire.ForwardBackwardCall:
@@ -82,11 +91,15 @@ def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) 
 
 
 def prepare(server: Server, model: Model, call: Call) -> Step:
-    return _PREPARE[call.op](server, model, call)
+    return server.meter.metered(model, call, _PREPARE[call.op](server, model, call))
 
 
 def forward_backward(server: Server, model: Model, call: Call) -> Step:
     body: wire.ForwardBackwardCall = call.body
+    if len(body.data) > server.limits.datums:
+        raise BadRequest(
+            f"the request has {len(body.data)} datums and at most {server.limits.datums} may be sent at once; split it."
+        )
     check_loss(body.loss_fn, body.loss_fn_config)
     check_data(body.data, body.loss_fn, *sizes(model.facts))
     check_plausible(body.data, body.loss_fn, body.loss_fn_config)
@@ -131,25 +144,31 @@ def _save(
 ) -> Step:
     """Weights under a name; training checkpoints take the optimizer's state along."""
     checkpoints, fixed = server.checkpoints, call.fixed
+    origin = contextvars.copy_context()  # of the request, for the audit log: the save comes later
     if fixed:
-        folder = checkpoints.reserve_again(model.id, kind, fixed["name"], fixed["folder"])
+        checkpoints.reserve_again(model.id, kind, fixed["name"])
     else:
         name, expires = _name(call.body), expiry(call.body.ttl_seconds)
         folder = checkpoints.reserve(model.id, kind, name, overwrite)
-        fixed.update(name=name, expires=expires, folder=checkpoints.relative(folder))
+        fixed.update(name=name, expires=expires, folder=folder)
+
+    def save() -> Future[int]:
+        draft = str(checkpoints.draft(fixed["folder"]))
+        return checkpoints.kept(fixed["folder"], server.backend.save_adapter(model.id, draft, kind == "weights"))
 
     def record(size_bytes: int) -> Answer:
         try:
             row = checkpoints.record(
-                model.run, kind, fixed["name"], folder, size_bytes, fixed["expires"], user_metadata
+                model.run, kind, fixed["name"], fixed["folder"], size_bytes, fixed["expires"], user_metadata
             )
         except Exception:
-            shutil.rmtree(folder, ignore_errors=True)  # a folder in no catalogue is nobody's
+            checkpoints.discard(fixed["folder"])
             raise
+        origin.run(server.audit.write, "checkpoint_saved", row.owner, row.path, size_bytes=size_bytes)
         return json_answer({"path": row.path, "size_bytes": size_bytes, "type": call.op})
 
     return Step(
-        lambda: server.backend.save_adapter(model.id, str(folder), kind == "weights"),
+        save,
         record,
         lambda: checkpoints.release_name(model.id, kind, fixed["name"]),
     )
@@ -173,10 +192,24 @@ def snapshot(server: Server, model: Model, call: Call) -> Step:
 
     def record(_: Mapping[str, float]) -> Answer:
         assert model.facts is not None
-        server.samplers.add_snapshot(session, sampler_id, model.facts)
+        server.samplers.add_snapshot(session, sampler_id, model.facts, model.id)
         return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
     return Step(lambda: server.backend.snapshot(model.id, sampler_id, str(folder)), record)
+
+
+async def save_at_budget(server: Server, run_id: str) -> str | None:
+    """The state of a run that may not go on, saved under a name of its own; None if it is not in memory."""
+    model = server.models.live(run_id)
+    if model is None:
+        return None
+    call = small_call("save_weights", requests.SaveWeights(model_id=run_id, path=CHECKPOINT, overwrite=True))
+    call.by_server = True
+    promise = await server.models.submit(model, call)
+    answer = json.loads((await asyncio.shield(promise.settled)).as_json())
+    if "error" in answer:
+        raise Internal(f"run {run_id} reached its budget, and its state could not be saved: {answer['error']}")
+    return str(answer["path"])
 
 
 def load_weights(server: Server, model: Model, call: Call) -> Step:
@@ -193,7 +226,7 @@ def load_weights(server: Server, model: Model, call: Call) -> Step:
             )
         if optimizer and source.kind != "weights":
             raise BadRequest(f"{path} holds no optimizer state; load_state takes its weights alone.")
-        pin = model.journal.pin(call.request_id, server.checkpoints.folder(source))
+        pin = model.journal.pin(call.request_id, server.checkpoints.fetch(source))
         call.fixed.update(pin=pin.name, path=source.path)
     folder: Path = model.journal.folder / call.fixed["pin"]
     return Step(

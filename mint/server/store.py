@@ -1,25 +1,32 @@
 """The database: rows of sessions, runs, samplers and checkpoints, which outlive the process.
 
-SQLite by default. Calls are short and direct; what changes with every request (heartbeats, results) stays in memory.
-Times are seconds since 1970.
+Calls are short and direct; what changes with every request (heartbeats, results) stays in memory. Times are seconds
+since 1970. Which database it is, and its schema's history, live in `mint.server.database` and `mint.server.migrations`:
+a change of the tables here needs a revision there.
 """
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, ForeignKey, UniqueConstraint, create_engine, event, func, inspect, select
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, UniqueConstraint, func, inspect, select
+from sqlalchemy.exc import DataError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
+
+from mint.errors import BadRequest
+from mint.server.database import Database
+
+LARGE = BigInteger().with_variant(Integer, "sqlite")
+"""For numbers that may pass two thousand million, where PostgreSQL's integers end; SQLite's have no end."""
 
 
 class Row(DeclarativeBase):
-    type_annotation_map = {dict[str, str]: JSON, list[str]: JSON}  # noqa: RUF012
+    type_annotation_map = {dict[str, str]: JSON, list[str]: JSON, float: Double}  # noqa: RUF012
 
 
 class SessionRow(Row):
@@ -82,7 +89,7 @@ class CheckpointRow(Row):
     owner: Mapped[str] = mapped_column(index=True)
     folder: Mapped[str]
     """Relative to the folder of all checkpoints."""
-    size_bytes: Mapped[int]
+    size_bytes: Mapped[int] = mapped_column(LARGE)
     created: Mapped[float] = mapped_column(default=time.time)
     expires: Mapped[float | None]
     public: Mapped[bool] = mapped_column(default=False)
@@ -93,31 +100,54 @@ class CheckpointRow(Row):
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
+class SettingRow(Row):
+    """What all servers of one database must agree on."""
+
+    __tablename__ = "settings"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+
 R = TypeVar("R", bound=Row)
 
 
 class Store:
-    def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._engine = create_engine(f"sqlite:///{file}")
-        event.listen(self._engine, "connect", _set_pragmas)
-        for table in Row.metadata.sorted_tables:
-            try:
-                table.create(self._engine, checkfirst=True)
-            except OperationalError:  # another server on the same data made it between our look and our try
-                table.create(self._engine, checkfirst=True)
-        self._session = sessionmaker(self._engine, expire_on_commit=False)
+    def __init__(self, address: str | Path) -> None:
+        """A URL, or the file of a SQLite database."""
+        self._database = Database(address)
+        self._sessions = sessionmaker(self._database.engine, expire_on_commit=False)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
+
+    def alone(self, work: Callable[[], None]) -> bool:
+        """Does the work if no other server has the database open; False if one has."""
+        return self._database.alone(work)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """For what takes several statements: all of them or none."""
+        try:
+            with self._sessions.begin() as session:
+                yield session
+        except DataError as error:  # PostgreSQL's: a zero character in a text, a number without end
+            raise BadRequest(f"the database cannot hold what was given: {error.orig}.") from error
+
+    def check_writable(self) -> None:
+        """Raises the reason if nothing can be written."""
+        with self._sessions() as session:
+            session.add(SessionRow(id="probe", owner="", tags=[], user_metadata={}))
+            session.flush()
+            session.rollback()
 
     def add(self, *rows: Row) -> None:
-        with self._session.begin() as session:
+        with self.transaction() as session:
             session.add_all(rows)
 
     def replace(self, old: Sequence[Row], new: Row | None = None) -> None:
         """Deletes and adds, both or neither; rows that another server deleted first are no matter."""
-        with self._session.begin() as session:
+        with self.transaction() as session:
             for row in old:
                 if (stored := session.get(type(row), inspect(row).identity)) is not None:
                     session.delete(stored)
@@ -126,12 +156,12 @@ class Store:
                 session.add(new)
 
     def get(self, kind: type[R], key: str | int) -> R | None:
-        with self._session() as session:
+        with self.transaction() as session:
             return session.get(kind, key)
 
     def update(self, row: Row, **values: Any) -> None:
         """Sets the values on the row given and in the database."""
-        with self._session.begin() as session:
+        with self.transaction() as session:
             stored = session.get_one(type(row), inspect(row).identity)
             for name, value in values.items():
                 setattr(stored, name, value)
@@ -139,25 +169,11 @@ class Store:
             setattr(row, name, value)
 
     def all(self, query: Select[R]) -> Sequence[R]:
-        with self._session() as session:
+        with self.transaction() as session:
             return session.scalars(query).all()
 
     def page(self, query: Select[R], limit: int, offset: int) -> tuple[Sequence[R], int]:
         """One page of the rows and how many there are in all."""
-        with self._session() as session:
+        with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
             return session.scalars(query.limit(limit).offset(offset)).all(), total
-
-
-def is_full(error: Exception) -> bool:
-    """Whether it was for lack of room on the disk that something could not be written."""
-    return (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or (
-        isinstance(error, OperationalError) and "full" in str(error.orig)
-    )
-
-
-def _set_pragmas(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()

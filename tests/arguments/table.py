@@ -200,6 +200,8 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
     },
 }
 
+ADMIN = "server/test_tenants.py::test_an_administrator_sees_and_looks_after_what_others_saved"
+USAGE = "client/test_tenants.py::test_usage_is_told_by_key_run_and_time"
 QUERIES: dict[str, dict[str, Entry]] = {
     "GET /api/v1/training_runs": {
         "limit": REST,
@@ -214,10 +216,11 @@ QUERIES: dict[str, dict[str, Entry]] = {
     "GET /api/v1/sessions": {
         "limit": REST,
         "offset": REST,
-        "access_scope": inert("Sessions cannot be published: those one may see are one's own under either word."),
+        "access_scope": ADMIN,
     },
+    "GET /api/v1/mint/usage": dict.fromkeys(("key", "run", "since"), USAGE),
     "GET /api/v1/sessions/{session_id}": {
-        "access_scope": inert("Sessions cannot be published: those one may see are one's own under either word.")
+        "access_scope": inert("One may see a session or not, under either word: only administrators see others'.")
     },
 }
 
@@ -400,13 +403,14 @@ CLIENT_CALLS: dict[str, dict[str, Entry]] = {
     "RestClient.get_checkpoint_archive_url_from_tinker_path": BY_PATH,
     "RestClient.list_sessions": {
         **LISTED,
-        "access_scope": inert("Sessions cannot be published: those one may see are one's own under either word."),
+        "access_scope": ADMIN,
     },
     "RestClient.get_session": {
         "session_id": REST,
-        "access_scope": inert("Sessions cannot be published: those one may see are one's own under either word."),
+        "access_scope": inert("One may see a session or not, under either word: only administrators see others'."),
     },
     "RestClient.get_sampler": {"sampler_id": REST},
+    "RestClient.get_usage": dict.fromkeys(("key", "run", "since"), USAGE),
 }  # fmt: skip
 
 TABLE: dict[str, dict[str, dict[str, Entry]]] = {

@@ -35,7 +35,7 @@ def test_listening_to_the_world_without_keys_is_refused(monkeypatch: pytest.Monk
     monkeypatch.delenv("MINT_API_KEY", raising=False)
     refused = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", "--data", str(tmp_path)])
     assert refused.exit_code == 2
-    assert "Set MINT_API_KEY" in refused.output
+    assert "`mint keys create NAME`, or set MINT_API_KEY" in refused.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,3 +109,18 @@ def test_a_model_that_does_not_exist_ends_the_start_with_a_message(tmp_path: Pat
     assert failed.returncode == 1
     assert "nowhere" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--database", "mysql://u:geheim@h/x"], "must be PostgreSQL"),
+        (["--checkpoints", "s3://key:geheim@bucket"], "AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_a_place_that_cannot_be_used_ends_the_start_with_a_sentence(
+    options: list[str], told: str, tmp_path: Path
+) -> None:
+    refused = CliRunner().invoke(app, ["serve", "--port", "0", "--data", str(tmp_path), *options])
+    assert refused.exit_code == 1
+    assert told in refused.output and "geheim" not in refused.output

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import tarfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -75,6 +76,22 @@ def test_the_sampler_is_frozen_named_or_not(live: Live, training: mint.TrainingC
     assert logprobs == [-0.5, -1.5, -2.5, -3.5], "each samples from the weights of its own moment"
     assert clients[0].get_base_model() == "mint/tiny"
     assert asyncio.run(clients[1].get_base_model_async()) == "mint/tiny"
+
+
+def test_a_sample_given_up_while_it_is_held_is_cancelled_in_the_backend(
+    live: Live, service: mint.ServiceClient
+) -> None:
+    sampler = service.create_sampling_client(base_model="mint/tiny")
+    live.backend.hold()
+    future = sampler.sample(PROMPT, 1, PARAMS)
+    while "sample" not in live.backend.names():
+        time.sleep(0.01)
+    assert future.cancel()
+    deadline = time.monotonic() + 10
+    while not live.backend.cancelled("sample") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert live.backend.cancelled("sample") == 1
+    assert live.backend.names().count("sample") == 1, "asking for its id does not sample again"
 
 
 def test_every_sampling_option_is_answered(live: Live, service: mint.ServiceClient) -> None:

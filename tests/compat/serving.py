@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TML_KEY, SK_KEY = "tml-compat", "sk-compat"
+from mint.server.keyring import Keyring
+from mint.server.store import Store
+
+SK_KEY = "sk-compat"
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,17 @@ class Served:
     log: Path
     folder: Path
     """Where the server was started: relative names of models are found here."""
+    key: str
+    """One of those `mint keys create` makes."""
 
 
 @contextlib.contextmanager
 def mint_serve(folder: Path, models: Sequence[str]) -> Iterator[Served]:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
+    store = Store(folder / "data" / "mint.db")
+    _, key = Keyring(store).create("compat")
+    store.close()
     named = [word for model in models for word in ("--model", model)]
     command = [sys.executable, "-m", "mint.cli", "serve", *named, "--port", "0", "--data", str(folder / "data")]
     with log.open("wb") as errors:
@@ -35,13 +43,13 @@ def mint_serve(folder: Path, models: Sequence[str]) -> Iterator[Served]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=bare_environment(folder, {"MINT_API_KEY": f"{TML_KEY},{SK_KEY}"}),
+            env=bare_environment(folder, {"MINT_API_KEY": SK_KEY}),
         )
     try:
         assert process.stdout is not None
         address = next((found for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
         assert address, f"the server did not start:\n{log.read_text()}"
-        yield Served(address.group(), log, folder)
+        yield Served(address.group(), log, folder, key)
     finally:
         process.terminate()
         process.wait(20)

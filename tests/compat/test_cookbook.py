@@ -12,7 +12,7 @@ import pytest
 
 from tests.compat import workspace
 from tests.compat.environments import python_of
-from tests.compat.serving import TML_KEY, Served, bare_environment, mint_serve
+from tests.compat.serving import Served, bare_environment, mint_serve
 
 CLIENT = "tinker-cookbook 0.5.8"
 TIME_LIMIT = 240
@@ -28,7 +28,7 @@ class Cookbook:
     def run(self, recipe: str, log: Path, *options: str) -> tuple[Rows, Rows]:
         """Runs a recipe as its users do; gives what it logged of each step, and its checkpoints."""
         command = [self._python, "-m", f"tinker_cookbook.recipes.{recipe}", f"log_path={log}", "lora_rank=4", *options]
-        address = {"TINKER_BASE_URL": self._served.url, "TINKER_API_KEY": TML_KEY}
+        address = {"TINKER_BASE_URL": self._served.url, "TINKER_API_KEY": self._served.key}
         done = subprocess.run(
             command,
             cwd=self._served.folder,

@@ -202,7 +202,6 @@ def test_a_damaged_file_is_named(llama: BaseModel, tmp_path: Path, name: str, da
     ("change", "message"),
     [
         ({"use_dora": True}, "sets use_dora"),
-        ({"rank_pattern": {"q_proj": 2}}, "sets rank_pattern"),
         ({"bias": "all"}, "sets bias"),
         ({"peft_type": "IA3"}, "does not describe a LoRA"),
     ],

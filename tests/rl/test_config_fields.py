@@ -219,6 +219,8 @@ ELSEWHERE = {
     "wandb_project": "test_the_loggers_asked_for_are_made_with_the_names_given",
     "wandb_name": "test_the_loggers_asked_for_are_made_with_the_names_given",
     "rollback": "tests/rl/test_rollback.py",
+    "budget_tokens": "tests/rl/test_budget.py",
+    "budget_seconds": "tests/rl/test_budget.py",
 }
 
 

@@ -39,6 +39,7 @@ def test_the_published_names_and_their_values() -> None:
         "total_ac_tokens": 11,
         "total_ob_tokens": 12,
         "reward/total": 0.5,
+        "reward/success": 3 / 6,
         "by_group/frac_mixed": 1 / 3,
         "by_group/frac_all_good": 1 / 3,
         "by_group/frac_all_bad": 1 / 3,

@@ -421,6 +421,21 @@ def test_rollouts_hold_every_token_with_what_was_sent_and_what_came_back(run):
         np.testing.assert_allclose(record.advantages, record.advantage, atol=1e-5)  # no KL yet: the policy is the base
 
 
+@pytest.mark.parametrize("mode", ["advantage", "loss"])
+def test_rollouts_hold_the_log_probs_of_the_kl_reference(run, mode):
+    run_dir, _ = run(max_steps=2, kl_penalty_coef=0.1, kl_mode=mode)
+    measured = [line["kl_policy_base"] for line in run_dir.metrics() if "kl_policy_base" in line]
+    for step, kl in enumerate(measured):
+        records = [record for record in run_dir.rollouts(step) if record.trained]
+        differences = [
+            p - q for r in records for p, q in zip(r.logprobs, r.reference_logprobs, strict=True)
+        ]  # every token is sampled here
+        assert np.mean(differences) == pytest.approx(kl, abs=1e-5)
+    assert measured[1] != pytest.approx(0, abs=1e-4)
+    without, _ = run(max_steps=1)
+    assert all(record.reference_logprobs is None for record in without.rollouts(0))
+
+
 def test_only_some_groups_are_written_where_not_all_are_wanted(run):
     run_dir, _ = run(rollout_json_export=False, num_groups_to_log=2, max_steps=1)
     means = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from pathlib import Path
@@ -17,17 +18,32 @@ from mint.server.limits import Limits
 from mint.types import Datum, ModelInput
 from tests.fakes import FakeBackend
 
-QUICK = {"poll_seconds": 2.0, "gap_seconds": 0.3, "sweep_seconds": 0.05, "load_wait_seconds": 2.0}
+QUICK = {
+    "poll_seconds": 2.0,
+    "gap_seconds": 0.3,
+    "sweep_seconds": 0.05,
+    "load_wait_seconds": 2.0,
+    "keys_seconds": 0.0,
+}
 
 
 class Live:
     """`create_app` under uvicorn in a thread; `restart` is a new server on the same data."""
 
     def __init__(
-        self, data: Path, keys: tuple[str, ...] = (), models: tuple[str, ...] = (), port: int = 0, **limits: Any
+        self,
+        data: Path,
+        keys: tuple[str, ...] = (),
+        models: tuple[str, ...] = (),
+        port: int = 0,
+        database: str | None = None,
+        checkpoints: str | None = None,
+        **limits: Any,
     ) -> None:
         """With a port, which need not be the one it listens on, a later server takes up what this one leaves."""
-        self.config = ServerConfig(models=models, port=port, data=data, api_keys=keys)
+        self.config = ServerConfig(
+            models=models, port=port, data=data, api_keys=keys, database=database, checkpoints=checkpoints
+        )
         self.limits = Limits(**(QUICK | limits))
         self._start(FakeBackend())
 
@@ -44,6 +60,12 @@ class Live:
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
         key = self.config.api_keys[0] if self.config.api_keys else "tml-any"
         self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers={"X-API-Key": key}, timeout=30)
+
+    def tenant(self, key: str) -> Live:
+        """The same server, asked with another key; not to be stopped."""
+        other = copy.copy(self)
+        other.http = httpx.Client(base_url=self.http.base_url, headers={"X-API-Key": key}, timeout=30)
+        return other
 
     def stop(self) -> None:
         self.backend.let_go()

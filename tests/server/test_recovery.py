@@ -281,3 +281,36 @@ def test_a_full_disk_under_the_database_is_no_5xx(live: Live, monkeypatch: pytes
         patch.setattr(Store, "add", full)
         assert live.post("/create_session", {"tags": []}, ok=False).status_code == 429
     assert live.session()
+
+
+def test_a_snapshot_taken_while_the_database_is_full_is_sampled_from_memory(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = live.model()
+
+    def full(*_: Any) -> None:
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    monkeypatch.setattr(Store, "add", full)
+    body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7}
+    sampler = live.fetch(live.post("/save_weights_for_sampler", body))["sampling_session_id"]
+    monkeypatch.undo()
+    assert live.fetch(live.sample(sampler, 0))["sequences"]
+
+
+def test_a_model_created_while_the_database_is_full_is_there_when_there_is_room(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, tries = live.session(), []
+    add = Store.add
+
+    def full_at_first(store: Store, *rows: Any) -> None:
+        tries.append(rows)
+        if len(tries) < 2:
+            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+        add(store, *rows)
+
+    monkeypatch.setattr(Store, "add", full_at_first)
+    model = live.model(session)
+    assert len(tries) == 2
+    assert live.get(f"/training_runs/{model}")["training_run_id"] == model

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mint import wire
+from mint.errors import BadRequest
 from tests.fakes import TINY
 from tests.server.live import Live, sample_body
 
@@ -152,12 +153,34 @@ def test_a_cancelled_sample_is_cancelled_in_the_backend(live: Live) -> None:
     assert live.fetch(live.sample(sampler, 1))["sequences"]
 
 
+def test_a_held_sample_is_answered_by_its_result_the_same_as_a_fetched_one(live: Live) -> None:
+    sampler = live.sampler()
+    held = live.post("/asample", sample_body(sampler, 0, num_samples=2), ok=False, **{wire.HOLD: "1"})
+    envelope = live.sample(sampler, 0, num_samples=2)
+    assert held.headers[wire.HELD] == envelope["request_id"]
+    assert [f"{held.headers[wire.HELD]}:{n}" for n in range(2)] == envelope["sample_sequence_ids"]
+    assert held.json() == live.fetch(envelope)
+    live.backend.fail["sample"] = BadRequest("no")
+    failed = live.post("/asample", sample_body(sampler, 1), ok=False, **{wire.HOLD: "1"})
+    assert failed.json() == {"error": "no", "category": "user"}
+
+
+def test_a_held_sample_that_takes_long_is_answered_by_its_id(serve) -> None:
+    live = serve(poll_seconds=0.05)
+    sampler = live.sampler()
+    live.backend.hold()
+    answer = live.post("/asample", sample_body(sampler, 0), ok=False, **{wire.HOLD: "1"})
+    assert wire.HELD not in answer.headers
+    live.backend.let_go()
+    assert live.fetch(answer.json())["sequences"]
+
+
 def test_too_many_waiting_samples_are_answered_429_until_there_is_room(serve) -> None:
     live = serve(pending_samples=3)
     sampler = live.sampler()
     live.backend.hold()
     waiting = live.sample(sampler, 0, num_samples=2)
-    assert "waiting already" in live.refused("/asample", sample_body(sampler, 1, num_samples=2), 429)
+    assert "under way already" in live.refused("/asample", sample_body(sampler, 1, num_samples=2), 429)
     live.backend.let_go()
     live.fetch(waiting)
     assert live.fetch(live.sample(sampler, 1, num_samples=2))["sequences"]
@@ -208,13 +231,14 @@ def test_a_bad_sample_request_is_refused_at_once_and_the_next_one_works(live: Li
 
 
 def test_a_silent_session_gives_its_memory_back_and_an_active_one_does_not(serve) -> None:
-    live = serve(session_idle_seconds=0.4)
+    live = serve(session_idle_seconds=1.0)
     silent, active = live.session(), live.session()
     gone, kept = live.model(silent), live.model(active)
     body = {"model_id": gone, "seq_id": 1, "sampling_session_seq_id": 0}
     snapshot = live.fetch(live.post("/save_weights_for_sampler", body))["sampling_session_id"]
     path = live.save(gone, 2)
-    for _ in range(8):
+    deadline = time.monotonic() + 20
+    while gone in live.backend.adapters and time.monotonic() < deadline:
         time.sleep(0.1)
         live.post("/session_heartbeat", {"session_id": active, "type": "session_heartbeat"})
     assert set(live.backend.adapters) == {kept}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from mint import wire
+from mint.errors import Forbidden, Unauthorized
+from mint.server.audit import ADDRESS
 from mint.server.auth import User
-from mint.server.futures import Promise
+from mint.server.futures import Answer, Promise
 from mint.server.state import Server
 
 
@@ -20,13 +22,47 @@ def key_of(request: Request) -> str | None:
     return request.headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else None)
 
 
+def note_address(request: Request) -> None:
+    """For the audit log."""
+    ADDRESS.set(request.client.host if request.client else None)
+
+
 async def _server(request: Request) -> Server:
     return request.app.state.server
 
 
-async def _caller(request: Request) -> User:
-    request.state.user = request.app.state.server.keys.user(key_of(request))
-    return request.state.user
+State = Annotated[Server, Depends(_server)]
+
+
+async def _known(request: Request) -> User:
+    server: Server = request.app.state.server
+    note_address(request)
+    try:
+        user = request.state.user = server.keys.user(key_of(request))
+    except Unauthorized:
+        server.audit.write_some("sign_in_failed", None, result="401")
+        raise
+    return user
+
+
+Uncounted = Annotated[User, Depends(_known)]
+"""Who asks for what no limit on requests counts, since clients send it by themselves as often as they have to; or for
+what is let in and counted further inside, where it is known whether it was sent before."""
+
+
+async def _caller(request: Request, user: Uncounted) -> User:
+    request.app.state.server.meter.admit(user.name)
+    return user
+
+
+Caller = Annotated[User, Depends(_caller)]
+"""Who asks for anything else."""
+
+
+async def _administrator(user: Caller) -> User:
+    if not user.admin:
+        raise Forbidden("this is for administrators: the server's first key, or one made by mint keys create --admin.")
+    return user
 
 
 def sdk_release(version: str) -> float:
@@ -36,13 +72,19 @@ def sdk_release(version: str) -> float:
     return int(minor) if major == "0" and minor.isdigit() else math.inf
 
 
-State = Annotated[Server, Depends(_server)]
-Caller = Annotated[User, Depends(_caller)]
+Administrator = Annotated[User, Depends(_administrator)]
 
 
 def envelope(promise: Promise) -> JSONResponse:
     """What every request that is answered later says at once."""
     return JSONResponse({"request_id": promise.request_id, **promise.envelope})
+
+
+def delivery(result: Answer, request: Request, headers: dict[str, str] | None = None) -> Response:
+    """A result in the form it is kept in, where the client takes that, else in JSON."""
+    if result.media_type in request.headers.get("accept", ""):
+        return Response(result.body, media_type=result.media_type, headers=headers)
+    return Response(result.as_json(), media_type=wire.JSON, headers=headers)
 
 
 def answer(value: Any) -> JSONResponse:

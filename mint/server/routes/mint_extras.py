@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from pathlib import Path
 
-from fastapi import APIRouter, UploadFile
+from fastapi import APIRouter, Response, UploadFile
 
-from mint.errors import BadRequest
+from mint.errors import BadRequest, NotFound
 from mint.server import requests
 from mint.server.archive import read_adapter, unpack
 from mint.server.auth import User
-from mint.server.routes import Caller, State
+from mint.server.routes import Caller, State, answer
 from mint.server.state import Server
 from mint.server.store import CheckpointRow
+from mint.server.usage import report
+from mint.types import UsageResponse
 
 router = APIRouter()
+ALL = "all"
 
 
 @router.post("/checkpoints/upload")
 async def upload(file: UploadFile, server: State, user: Caller) -> dict[str, str]:
-    row = await asyncio.to_thread(_adopt, server, user, file)
+    row = await asyncio.to_thread(_adopt, server, user, file, server.meter.room(user.name))
+    server.audit.write("checkpoint_uploaded", user.name, row.path, size_bytes=row.size_bytes)
     return {"path": row.path, "checkpoint_id": row.run_id}
 
 
-def _adopt(server: Server, user: User, file: UploadFile) -> CheckpointRow:
+def _adopt(server: Server, user: User, file: UploadFile, room: int | None) -> CheckpointRow:
+    """`room`: bytes that the user may still save, None for any number."""
     server.config.data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=server.config.data, prefix="upload-") as folder:
-        found = unpack(file.file, Path(folder), server.limits.upload_bytes)
+        found = unpack(file.file, Path(folder), min(server.limits.upload_bytes, room or math.inf))
         base_model, lora = read_adapter(found)
         return server.checkpoints.adopt(found, base_model, lora, user)
+
+
+@router.get("/mint/usage")
+async def usage(
+    server: State, user: Caller, key: str | None = None, run: str | None = None, since: float | None = None
+) -> Response:
+    """What this key used, by run; administrators may ask for another key, by name or id, or with `all` for all."""
+    owner: str | None = user.name
+    if key is not None and not (user.admin and key == ALL):
+        owner = server.keys.owner(key)
+        if owner is None or not user.sees(owner):
+            raise NotFound(f"no key {key!r}; leave it out to see your own usage.")
+    elif key is not None:
+        owner = None
+    server.meter.usage.flush()
+    return answer(UsageResponse(report(server.store, server.keys.label, owner, run, since)))
 
 
 @router.post("/mint/forward_backward_reverse_kl")

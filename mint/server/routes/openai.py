@@ -18,7 +18,7 @@ from mint.server.auth import User
 from mint.server.completions import Piece, Run
 from mint.server.openai_answers import Answers, ChatAnswers, TextAnswers, error_body, usage
 from mint.server.openai_requests import ChatBody, CommonBody, CompletionBody
-from mint.server.routes import Caller, State
+from mint.server.routes import Caller, State, Uncounted
 from mint.server.samplers import Policy
 from mint.server.state import Server
 from mint.types import ModelInput, SampleRequest
@@ -48,7 +48,7 @@ def _policy(server: Server, user: User, name: str) -> tuple[Policy, str | None]:
 
 
 @router.post("/chat/completions")
-async def chat_completions(body: ChatBody, request: Request, server: State, user: Caller) -> Response:
+async def chat_completions(body: ChatBody, request: Request, server: State, user: Uncounted) -> Response:
     policy, _ = _policy(server, user, body.model)
     tokenizer = await server.catalogue.tokenizer(policy.base_model)
     tools, topk = body.offered_tools, body.top_logprobs or 0
@@ -57,12 +57,12 @@ async def chat_completions(body: ChatBody, request: Request, server: State, user
     ask = SampleRequest(ModelInput.from_ints(prompt), params, body.n, topk_sample_logprobs=topk)
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     answers = ChatAnswers(tokenizer, request_id, body.stop_strings, bool(tools), bool(body.logprobs), topk)
-    run = Run(server.samplers, policy, [ask])
+    run = Run(server.samplers, policy, [ask], user.name)
     return await _respond(request, body, run, answers, tokenizer, request_id, len(prompt))
 
 
 @router.post("/completions")
-async def completions(body: CompletionBody, request: Request, server: State, user: Caller) -> Response:
+async def completions(body: CompletionBody, request: Request, server: State, user: Uncounted) -> Response:
     policy, _ = _policy(server, user, body.model)
     tokenizer = await server.catalogue.tokenizer(policy.base_model)
     prompts = _prompts(body, tokenizer)
@@ -84,7 +84,7 @@ async def completions(body: CompletionBody, request: Request, server: State, use
     answers = TextAnswers(
         tokenizer, prompts, body.n, body.stop_strings, body.logprobs is not None, body.echo, silent=wanted == 0
     )
-    run = Run(server.samplers, policy, asks)
+    run = Run(server.samplers, policy, asks, user.name)
     prompt_tokens = sum(map(len, prompts))
     return await _respond(request, body, run, answers, tokenizer, f"cmpl-{uuid.uuid4().hex}", prompt_tokens)
 

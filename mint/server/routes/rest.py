@@ -16,7 +16,8 @@ from mint.server import requests
 from mint.server.archive import files_of, tar_gz
 from mint.server.checkpoints import cursor, expiry, moment
 from mint.server.models import run_id
-from mint.server.routes import Caller, State, answer, sdk_release
+from mint.server.routes import Caller, State, answer, note_address, sdk_release
+from mint.server.state import Server
 from mint.server.store import CheckpointRow, RunRow
 from mint.types import CHECKPOINT_KINDS, CheckpointsListResponse, TrainingRunsResponse, WeightsInfoResponse
 
@@ -60,21 +61,21 @@ async def training_runs(
     if project_id is not None:
         raise BadRequest("project_id: this server has no projects; leave it out to list all runs.")
     runs, total = server.models.runs(user, access_scope == "accessible", limit, offset)
-    described = [server.models.describe(run) for run in runs]
+    described = [server.models.describe(run, user) for run in runs]
     return answer(TrainingRunsResponse(described, cursor(limit, offset, total)))
 
 
 @router.get("/training_runs/{run}")
 async def training_run(run: str, server: State, user: Caller, access_scope: Scope = "owned") -> Response:
     row = server.models.run(run, user, access_scope == "accessible")
-    return answer(server.models.describe(row))
+    return answer(server.models.describe(row, user))
 
 
 @router.get("/training_runs/{run}/checkpoints")
 async def run_checkpoints(run: str, request: Request, server: State, user: Caller) -> Response:
     row = server.models.run(run, user)
     kinds = _kinds_known_to(request)
-    visible = [c for c in server.checkpoints.of_run(row.id) if c.kind in kinds and (c.owner == user.name or c.public)]
+    visible = [c for c in server.checkpoints.of_run(row.id) if c.kind in kinds and (user.sees(c.owner) or c.public)]
     return answer(CheckpointsListResponse([server.checkpoints.describe(c) for c in visible]))
 
 
@@ -95,19 +96,25 @@ def _kinds_known_to(request: Request) -> list[str]:
 
 @router.delete(CHECKPOINT)
 async def delete_checkpoint(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.checkpoints.delete(server.checkpoints.own(run, kind, name, user))
+    row = server.checkpoints.own(run, kind, name, user)
+    server.checkpoints.delete(row)
+    server.audit.write("checkpoint_deleted", user.name, row.path)
     return {}
 
 
 @router.post(CHECKPOINT + "/publish")
 async def publish(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.store.update(server.checkpoints.own(run, kind, name, user), public=True)
+    row = server.checkpoints.own(run, kind, name, user)
+    server.store.update(row, public=True)
+    server.audit.write("checkpoint_published", user.name, row.path)
     return {}
 
 
 @router.delete(CHECKPOINT + "/publish")
 async def unpublish(run: str, kind: str, name: str, server: State, user: Caller) -> dict[str, Any]:
-    server.store.update(server.checkpoints.own(run, kind, name, user), public=False)
+    row = server.checkpoints.own(run, kind, name, user)
+    server.store.update(row, public=False)
+    server.audit.write("checkpoint_unpublished", user.name, row.path)
     return {}
 
 
@@ -130,6 +137,7 @@ async def copy_weights(body: requests.CopyWeights, server: State, user: Caller) 
     target = run_id(session.id, body.model_seq_id)
     if server.store.get(RunRow, target) is not None:  # asked for before
         return {"tinker_path": server.checkpoints.resolve(f"tinker://{target}/{source.kind}/{source.name}", user).path}
+    server.meter.room(user.name)
     old = server.checkpoints.run_of(source)
     run = RunRow(
         id=target,
@@ -144,6 +152,7 @@ async def copy_weights(body: requests.CopyWeights, server: State, user: Caller) 
     )
     server.store.add(run)
     copied = await asyncio.to_thread(server.checkpoints.copy, source, run, expiry(body.ttl_seconds))
+    server.audit.write("checkpoint_copied", user.name, copied.path, source=source.path)
     return {"tinker_path": copied.path}
 
 
@@ -154,15 +163,19 @@ async def copy_weights(body: requests.CopyWeights, server: State, user: Caller) 
 async def archive(run: str, kind: str, name: str, request: Request, server: State, user: Caller) -> Response:
     row = server.checkpoints.resolve(f"tinker://{run}/{kind}/{name}", user)
     seconds = server.limits.link_seconds
-    url = request.url_for("download_archive", token=server.signer.link(str(row.id), seconds))
+    url = request.url_for("download_archive", token=server.signer.link(str(row.id), user.name, seconds))
     expires = formatdate(time.time() + seconds, usegmt=True)
     return Response(status_code=302, headers={"location": str(url), "expires": expires})
 
 
 @router.get("/downloads/{token}/checkpoint.tar.gz")
-async def download_archive(token: str, server: State) -> Response:
-    row = _linked(server, server.signer.target(token))
-    return StreamingResponse(tar_gz(server.checkpoints.folder(row)), media_type="application/gzip")
+async def download_archive(token: str, request: Request, server: State) -> Response:
+    target, holder = server.signer.target(token)
+    row = _linked(server, target, holder)
+    note_address(request)
+    server.audit.write("checkpoint_downloaded", holder, row.path)
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
+    return StreamingResponse(tar_gz(folder), media_type="application/gzip")
 
 
 @router.get(CHECKPOINT + "/external_weights_urls")
@@ -171,26 +184,34 @@ async def external_weights_urls(
 ) -> Response:
     row = server.checkpoints.resolve(f"tinker://{run}/{kind}/{name}", user)
     seconds = server.limits.link_seconds
+    folder = await asyncio.to_thread(server.checkpoints.fetch, row)
     urls = {
-        file: str(request.url_for("download_file", token=server.signer.link(f"{row.id}/{file}", seconds)))
-        for file in files_of(server.checkpoints.folder(row))
+        file: str(request.url_for("download_file", token=server.signer.link(f"{row.id}/{file}", user.name, seconds)))
+        for file in files_of(folder)
     }
     return answer({"urls": urls, "expires": moment(time.time() + seconds)})
 
 
 @router.get("/downloads/{token}/file")
-async def download_file(token: str, server: State) -> Response:
-    checkpoint, _, file = server.signer.target(token).partition("/")
-    path = server.checkpoints.folder(_linked(server, checkpoint)) / file
+async def download_file(token: str, request: Request, server: State) -> Response:
+    target, holder = server.signer.target(token)
+    checkpoint, _, file = target.partition("/")
+    row = _linked(server, checkpoint, holder)
+    path = (await asyncio.to_thread(server.checkpoints.fetch, row)) / file
     if not path.is_file():
         raise NotFound(f"{file} of this checkpoint is missing.")
+    note_address(request)
+    server.audit.write("checkpoint_downloaded", holder, row.path, file=file)
     return FileResponse(path, filename=quote(path.name))
 
 
-def _linked(server: State, checkpoint: str) -> CheckpointRow:
-    row = server.store.get(CheckpointRow, int(checkpoint))
-    if row is None or (row.expires is not None and row.expires < time.time()):
-        raise NotFound("the checkpoint of this link was deleted.")
+def _linked(server: Server, target: str, holder: str) -> CheckpointRow:
+    """The checkpoint a link leads to, if whoever asked for the link may still have it."""
+    row, user = server.store.get(CheckpointRow, int(target)), server.keys.holder(holder)
+    if row is None or user is None or (row.expires is not None and row.expires < time.time()):
+        raise NotFound("the checkpoint of this link was deleted, or the key it was made with is let in no more.")
+    if not (user.sees(row.owner) or row.public):
+        raise NotFound("the checkpoint of this link is no longer published.")
     return row
 
 
@@ -201,7 +222,7 @@ def _linked(server: State, checkpoint: str) -> CheckpointRow:
 async def sessions(
     server: State, user: Caller, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
 ) -> dict[str, list[str]]:
-    return {"sessions": server.sessions.page(user, limit, offset)}
+    return {"sessions": server.sessions.page(user, access_scope == "accessible", limit, offset)}
 
 
 @router.get("/sessions/{session_id}")

@@ -1,4 +1,4 @@
-"""Health, configuration, capabilities, sessions and heartbeats."""
+"""Configuration, capabilities, sessions and heartbeats."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from mint.arguments import HONOURED, REFUSED
 from mint.checks import LOSS_FNS
 from mint.server import requests
 from mint.server.catalogue import sizes
-from mint.server.routes import Caller, State, answer, key_of, sdk_release
+from mint.server.routes import Caller, State, Uncounted, answer, key_of, sdk_release
 from mint.types import GetServerCapabilitiesResponse, SupportedModel
 
 router = APIRouter()
-root = APIRouter()
-
-
-@root.get("/health")
-@router.get("/healthz")
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
 
 
 @router.post("/client/config")
-async def client_config(body: requests.ClientConfigBody, request: Request, user: Caller) -> dict[str, Any]:
+async def client_config(body: requests.ClientConfigBody, request: Request, user: Uncounted) -> dict[str, Any]:
     """Switches of the official client; whatever is not said keeps the client's default."""
     return {
         # Clients with an sk- key can only start by exchanging it for a token; others need no such detour.
@@ -36,13 +29,13 @@ async def client_config(body: requests.ClientConfigBody, request: Request, user:
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(body: requests.ClientConfigBody, user: Caller) -> dict[str, Any]:
+async def dynamic_config(body: requests.ClientConfigBody, user: Uncounted) -> dict[str, Any]:
     return {"sample_cancel_enabled": True}
 
 
 @router.post("/auth/token")
-async def auth_token(server: State, user: Caller) -> dict[str, str]:
-    return {"jwt": server.keys.token(user, server.limits.token_seconds)}
+async def auth_token(request: Request, server: State, user: Uncounted) -> dict[str, str]:
+    return {"jwt": server.keys.token(key_of(request), user, server.limits.token_seconds)}
 
 
 @router.get("/get_server_capabilities")
@@ -62,19 +55,19 @@ async def create_session(body: requests.CreateSession, server: State, user: Call
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(body: requests.Heartbeat, server: State, user: Caller) -> dict[str, str]:
+async def heartbeat(body: requests.Heartbeat, server: State, user: Uncounted) -> dict[str, str]:
     server.sessions.touch(body.session_id, user)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish")
-async def finish_session(session_id: str, body: requests.FinishSession, server: State, user: Caller) -> Response:
+async def finish_session(session_id: str, body: requests.FinishSession, server: State, user: Uncounted) -> Response:
     server.sessions.finish(session_id, user, body.reason.type)
     return Response(status_code=204)
 
 
 @router.post("/telemetry")
-async def telemetry(request: Request, user: Caller) -> dict[str, str]:
+async def telemetry(request: Request, user: Uncounted) -> dict[str, str]:
     """Taken and thrown away: clients that are refused log an error every second."""
     await request.body()
     return {"status": "accepted"}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from fastapi import APIRouter, Request, Response
 
 from mint import wire
-from mint.errors import BadRequest
+from mint.errors import BadRequest, MintError
 from mint.server import requests, steps
 from mint.server.auth import User
 from mint.server.bodies import encoding_of, fingerprint, read_body
 from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
-from mint.server.routes import Caller, State, answer, envelope
+from mint.server.routes import Caller, State, Uncounted, answer, envelope
 from mint.server.state import Server
 from mint.types import GetInfoResponse, ModelData
 
@@ -19,7 +22,7 @@ router = APIRouter()
 
 
 @router.post("/create_model")
-async def create_model(body: requests.CreateModel, server: State, user: Caller) -> Response:
+async def create_model(body: requests.CreateModel, server: State, user: Uncounted) -> Response:
     if body.optimizer_config is not None:
         body.optimizer_config.check()
     lora = (body.lora_config or requests.Lora()).config()
@@ -31,12 +34,12 @@ async def create_model(body: requests.CreateModel, server: State, user: Caller) 
 
 
 @router.post("/forward_backward")
-async def forward_backward(request: Request, server: State, user: Caller) -> Response:
+async def forward_backward(request: Request, server: State, user: Uncounted) -> Response:
     return envelope(await _forward_backward(request, server, user, "forward_backward_input"))
 
 
 @router.post("/forward")
-async def forward(request: Request, server: State, user: Caller) -> Response:
+async def forward(request: Request, server: State, user: Uncounted) -> Response:
     return envelope(await _forward_backward(request, server, user, "forward_input"))
 
 
@@ -53,22 +56,22 @@ async def _forward_backward(request: Request, server: Server, user: User, input_
         raise
     model = server.models.find(body.model_id, user)
     op = "forward" if body.forward_only else "forward_backward"
-    call = steps.Call(op, body.seq_id or None, fingerprint(plain), payload, body, fixed=form)
+    call = steps.Call(op, body.seq_id or None, fingerprint(plain), payload, body, len(plain), fixed=form)
     return await server.models.submit(model, call)
 
 
 @router.post("/optim_step")
-async def optim_step(body: requests.OptimStep, server: State, user: Caller) -> Response:
+async def optim_step(body: requests.OptimStep, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "optim_step", body)
 
 
 @router.post("/save_weights")
-async def save_weights(body: requests.SaveWeights, server: State, user: Caller) -> Response:
+async def save_weights(body: requests.SaveWeights, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "save_weights", body)
 
 
 @router.post("/save_weights_for_sampler")
-async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Caller) -> Response:
+async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Uncounted) -> Response:
     if body.sampling_session_seq_id is None:
         return await _submit(server, user, "save_weights_for_sampler", body)
     # Sent again, the same snapshot is asked for under a new number of its sampling session.
@@ -76,7 +79,7 @@ async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server:
 
 
 @router.post("/save_weights_external")
-async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Caller) -> Response:
+async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Uncounted) -> Response:
     return await _submit(server, user, "save_weights_external", body)
 
 
@@ -88,7 +91,7 @@ async def _submit(
 
 
 @router.post("/load_weights")
-async def load_weights(body: requests.LoadWeights, server: State, user: Caller) -> Response:
+async def load_weights(body: requests.LoadWeights, server: State, user: Uncounted) -> Response:
     if body.optimizer_config is not None:
         body.optimizer_config.check()
     if body.weights_access_token is not None:
@@ -97,6 +100,8 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Caller) 
         if body.base_model is not None or body.user_metadata is not None:
             raise BadRequest("base_model and user_metadata are for a new model; leave them out for one that exists.")
         model = server.models.find(body.model_id, user)
+        with contextlib.suppress(MintError):  # told by the checks that follow, which spend the number
+            await asyncio.to_thread(server.checkpoints.fetch, server.checkpoints.resolve(body.path, user))
         return envelope(await server.models.submit(model, steps.small_call("load_weights", body)))
     if body.model_id is not None or body.session_id is None or body.model_seq_id is None:
         raise BadRequest("give either model_id (and seq_id), or session_id and model_seq_id for a new model.")

@@ -79,6 +79,12 @@ class Adapter:
         """A and B of each linear in turn, always in the same order."""
         return [tensor for pair in self.weights.values() for tensor in pair]
 
+    def put_parameters(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces the weights by others, in the order of `parameters()`."""
+        for n, (path, (down, up)) in enumerate(self.weights.items()):
+            a, b = tensors[2 * n : 2 * n + 2]
+            self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
+
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
         """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
         if self.gradients is None:

@@ -134,6 +134,13 @@ class Store:
         except DataError as error:  # PostgreSQL's: a zero character in a text, a number without end
             raise BadRequest(f"the database cannot hold what was given: {error.orig}.") from error
 
+    def check_writable(self) -> None:
+        """Raises the reason if nothing can be written."""
+        with self._sessions() as session:
+            session.add(SessionRow(id="probe", owner="", tags=[], user_metadata={}))
+            session.flush()
+            session.rollback()
+
     def add(self, *rows: Row) -> None:
         with self.transaction() as session:
             session.add_all(rows)

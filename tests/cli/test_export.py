@@ -44,7 +44,12 @@ def test_a_runs_latest_checkpoint_comes_from_its_server_and_is_proved(checkpoint
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-def test_a_difference_above_the_limit_is_an_exit_code_and_no_folder(checkpoint: str, tmp_path: Path) -> None:
+def test_a_difference_above_the_limit_is_an_exit_code_and_no_folder(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mint.engine import export_proof, reload
+
+    monkeypatch.setattr(export_proof, "_ask_new_process", reload.answer)
     words = [checkpoint, "--to", "merged", "--out", str(tmp_path / "out"), "--limit", "0"]
     told = CliRunner().invoke(app, ["export", *words])
     assert told.exit_code == 1

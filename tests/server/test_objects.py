@@ -221,6 +221,20 @@ def test_a_save_that_cannot_be_uploaded_fails_and_frees_its_name(
     assert live.save(model, 2, "one")
 
 
+def test_a_save_that_a_crash_interrupted_is_carried_out_again(serve: Callable[..., Live], tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    live = serve(checkpoints=url, port=8124)
+    model = live.model()
+    live.fetch(live.step(model, 1))
+    live.backend.hold()
+    pending = live.post("/save_weights", {"model_id": model, "seq_id": 2, "path": "one"})
+    live.restart(finish=False)
+    path = live.fetch(pending)["path"]
+    assert len([name for name in names(url) if name.endswith("manifest.json")]) == 1
+    live.fetch(live.post("/load_weights", {"model_id": model, "seq_id": 3, "path": path, "optimizer": True}))
+    assert live.backend.steps[model] == 1
+
+
 def test_a_damaged_checkpoint_is_refused_by_name_over_the_wire(serve: Callable[..., Live], tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
     one = serve(checkpoints=url)

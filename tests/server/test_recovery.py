@@ -14,7 +14,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from mint.errors import BadRequest, Internal
+from mint.server import state
 from mint.server.journal import Disk
+from mint.server.signer import Signer
 from mint.server.store import Store
 from tests.server.live import Live
 
@@ -314,3 +316,19 @@ def test_a_model_created_while_the_database_is_full_is_there_when_there_is_room(
     model = live.model(session)
     assert len(tries) == 2
     assert live.get(f"/training_runs/{model}")["training_run_id"] == model
+
+
+def test_a_server_that_starts_on_a_full_disk_waits_for_room(
+    serve: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Path] = []
+
+    def full_at_first(data: Path) -> Signer:
+        tries.append(data)
+        if len(tries) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return Signer(data)
+
+    monkeypatch.setattr(state, "Signer", full_at_first)
+    assert serve().model()
+    assert len(tries) == 2

@@ -84,6 +84,8 @@ class ServerConfig:
     """Certificate chain (PEM) to serve HTTPS with; None: plain HTTP."""
     tls_key: Path | None = None
     """Its private key."""
+    lean: bool = False
+    """Training computes activations again instead of keeping them: a fraction of the memory, a third more work."""
 
     @classmethod
     def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:

@@ -49,13 +49,15 @@ class Engine:
         device: Device | None = None,
         room: Room | int | None = None,
         spill: Path | None = None,
+        lean: bool = False,
     ) -> None:
         """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then. `room`: how many
         adapters may be on the device at once, where a number leaves the bytes to be measured; `spill`: the folder in
-        which the others wait."""
+        which the others wait. `lean`: training computes activations again rather than keeping them."""
         self._catalogue = None if models is None else tuple(models)
         self._device = device
-        self._runtimes = {name: Runtime(name, device) for name in models or ()}
+        self._lean = lean
+        self._runtimes = {name: Runtime(name, device, lean) for name in models or ()}
         self._loading: dict[str, Future[Runtime]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-loader")
         # One thread, so that what was written later is there only after what was written before.
@@ -205,7 +207,7 @@ class Engine:
         if self._catalogue is not None:
             raise NotFound(f"there is no model {name!r} here; there is {', '.join(self._catalogue) or 'none'}.")
         if name not in self._loading:
-            self._loading[name] = self._loader.submit(Runtime, name, self._device)
+            self._loading[name] = self._loader.submit(Runtime, name, self._device, self._lean)
         loading = self._loading[name]
         yield loading
         if self._loading.get(name) is loading:

@@ -9,7 +9,10 @@ from mint import machine
 
 def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_memory()
+    if device.type != "cuda":
+        return machine.free_memory()
+    kept_by_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # and used by nobody
+    return torch.cuda.mem_get_info(device)[0] + kept_by_torch
 
 
 def used_memory(device: torch.device) -> int:

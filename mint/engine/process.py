@@ -42,10 +42,12 @@ main(int(sys.argv[1]))
 """
 
 
-def make_engine(models: Sequence[str] | None, max_adapters: int | None = None, spill: Path | None = None) -> Backend:
+def make_engine(
+    models: Sequence[str] | None, max_adapters: int | None = None, spill: Path | None = None, lean: bool = False
+) -> Backend:
     from mint.engine.engine import Engine
 
-    return Engine(models, room=max_adapters, spill=spill)
+    return Engine(models, room=max_adapters, spill=spill, lean=lean)
 
 
 class EngineProcess:

@@ -28,9 +28,9 @@ from mint.errors import Lost, MintError
 class Runtime:
     """A base model with its trainer and its sampler."""
 
-    def __init__(self, name: str, device: Device | None) -> None:
+    def __init__(self, name: str, device: Device | None, lean: bool = False) -> None:
         self.model = BaseModel.load(name, device)
-        self.trainer = Trainer(self.model)
+        self.trainer = Trainer(self.model, lean=lean)
         self.sampler = Sampler(self.model)
         self.verifier = Verifier(self.model, self.trainer, self.sampler)
 

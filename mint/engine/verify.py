@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from mint.engine.faults import as_mint_error
-from mint.engine.lora import Adapter
+from mint.engine.lora import Adapter, copied
 from mint.engine.model import BaseModel
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.sequence import OnDone
@@ -241,7 +241,7 @@ def check_copy(trained: Adapter, copy: Adapter) -> None:
             f"training {trained.scale:g} on {len(trained.weights)}. {REPORT}"
         )
     copies = copy.parameters()
-    rounded = [weight.to(dtype=held.dtype) for weight, held in zip(trained.parameters(), copies, strict=True)]
+    rounded = copied(trained.parameters(), copies[0].dtype)
     # A NaN, of a training that diverged, is not above 0 either; the sampler says so when it meets one.
     differ = torch.stack(torch._foreach_norm(torch._foreach_sub(rounded, copies))) > 0
     if bool(differ.any()):

@@ -21,9 +21,9 @@ from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
 from mint.server.metrics import Traffic
 from mint.server.quotas import Limited
+from mint.server.room import is_full, when_there_is_room
 from mint.server.routes import futures, health, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
-from mint.server.store import is_full
 from mint.server.watch import Watch
 from mint.version import __version__
 
@@ -36,7 +36,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, backend, limits, traffic)
+        server = app.state.server = when_there_is_room(lambda: Server(config, backend, limits, traffic))
         await server.start()
         house = asyncio.create_task(server.keep_house())
         yield

@@ -33,11 +33,12 @@ from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.queues import Load, Queues
 from mint.server.quotas import Line
+from mint.server.room import is_full
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
 from mint.server.steps import CHANGE_FILES, CHANGE_WEIGHTS, Call
-from mint.server.store import CheckpointRow, RunRow, Store, is_full
+from mint.server.store import CheckpointRow, RunRow, Store
 from mint.server.trial import Trial
 from mint.types import LoraConfig, TrainingRun
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 from sqlalchemy import select
@@ -29,8 +30,9 @@ from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.queues import Load, Queues
+from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
@@ -259,19 +261,25 @@ class Samplers:
             "server's log says how the engine died."
         )
 
+    async def admit(self, policy: Policy, owner: str) -> None:
+        """One request, whatever number of samples it asks for; or the limit it meets."""
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+
     async def begin(
         self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
         leave = self._queues.enter(Load(None, samples=request.num_samples))
         drawing = self._backend.sample(policy.name, request, on_tokens)
         work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
-        self._meter.quotas.hold(owner, work)
         work.add_done_callback(lambda _: leave())
         return work
+
+    def hold(self, owner: str, work: asyncio.Future[Any]) -> None:
+        """A request that was let in is under way until this is done."""
+        self._meter.quotas.hold(owner, work)
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

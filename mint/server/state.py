@@ -53,7 +53,14 @@ class Server:
         self.backend = backend
         self.limits = limits
         self.signer = Signer(config.data)
+        self.audit = Audit(config.data)
         self.store, storage = open_store(config)
+        try:
+            self.home = Home(config.data / "journal", config.port)
+        except BaseException:
+            self.store.close()
+            storage.close()
+            raise
         self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
@@ -61,10 +68,8 @@ class Server:
         self.traffic = traffic
         self.disk = Disk(traffic.flushes.observe)
         self.status = Status(self)
-        self.home = Home(config.data / "journal", config.port)
         self.sessions = Sessions(self.store, limits)
         self.checkpoints = Checkpoints(self.store, storage)
-        self.audit = Audit(config.data)
         self.meter = Meter(self.keys, self.store, self.checkpoints, self.audit)
         trial = Trial()
         self.models = Models(

@@ -84,10 +84,10 @@ async def _sample(server: Server, user: User, call: wire.SampleCall, body: bytes
     if known := server.futures.repeated(key, same):
         return known
     server.samplers.check(policy, call.request)
-    await server.meter.admit_sample(user.name, policy.run, policy.ephemeral)
+    await server.samplers.admit(policy, user.name)
     leave = server.queues.enter(Load(session, samples=call.request.num_samples, bytes=len(body)))
     promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}", session)
-    server.meter.quotas.hold(user.name, promise.settled)
+    server.samplers.hold(user.name, promise.settled)
     promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
     server.samplers.sample(policy, call.request, promise, leave)
     return promise

@@ -4,7 +4,9 @@ orderly end."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +39,14 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Adapters on the device at once; idle ones go to host memory and disk and come back on use.",
+            show_default="what a quarter of the free memory holds",
+        ),
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +63,9 @@ def serve(
             show_default="MINT_CHECKPOINTS_URL or a folder in the data folder",
         ),
     ] = None,
+    lean: Annotated[
+        bool, typer.Option("--lean", help="Train in a fraction of the memory, for a third more work.")
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
@@ -67,8 +80,10 @@ def serve(
         data=data,
         database=database,
         checkpoints=checkpoints,
+        max_adapters=max_adapters,
         tls_cert=tls_cert,
         tls_key=tls_key,
+        lean=lean,
     )
     if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
         raise Failure(
@@ -118,8 +133,12 @@ def run(config: ServerConfig, runs: Path | None) -> None:
 
     import uvicorn
 
+    from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.watch import log_as_json
+
+    log_as_json(logging.WARNING if runs is None else logging.INFO)
 
     class Serving(uvicorn.Server):
         @contextlib.contextmanager
@@ -146,7 +165,9 @@ def run(config: ServerConfig, runs: Path | None) -> None:
 
     child = runs is None
     _check_places(config)
-    engine = SupervisedEngine(config.models or None, on_failure=end)
+    spill = config.data.absolute() / "spill"
+    make = partial(make_engine, max_adapters=config.max_adapters, spill=spill, lean=config.lean)
+    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
     app = create_app(config, engine)
     if runs is not None:
         _show(app, runs)
@@ -157,7 +178,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         access_log=False,
-        log_level="warning",
+        log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

@@ -87,7 +87,7 @@ class PackedAttention:
             return
         starts = [0, *accumulate(lengths)][:-1]
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        buckets = _buckets(order, lengths)
+        buckets = of_like_length(order, lengths)
         self._shapes = [(len(bucket), width(lengths[bucket[0]])) for bucket in buckets]
         gather, back = [], torch.empty(sum(lengths), dtype=torch.long)
         slots = 0
@@ -132,7 +132,7 @@ class PackedAttention:
         return self._masks[length, window]
 
 
-def _buckets(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+def of_like_length(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     """Groups indices, given from the longest down, so that none is shorter than BUCKET_FILL of its group's longest."""
     buckets: list[list[int]] = []
     for i in order:

@@ -1,80 +1,165 @@
 """Log-probs of target tokens straight from hidden states, in chunks: no [tokens, vocabulary] tensor, forward or back.
 
-Shapes: T tokens, H hidden size, K targets a token, V vocabulary, N tokens of one chunk.
+The gradient of a log-prob in its hidden state is W[target] - mean of W under the softmax. That mean needs no loss, so
+it is taken in the forward pass, while the logits are there: the backward pass computes none, unless the unembedding
+itself is trained.
+
+Shapes: T tokens, M hidden size, C cells (a token and one of its targets), N live or a chunk's tokens, V vocabulary,
+R rank, X = M, or M + R where the unembedding is adapted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.model import BaseModel
 
-# Logits of one chunk: 64 MiB of float32 on a CPU, about 110 tokens of a 152k vocabulary, enough to keep the matrix
-# product efficient; on a GPU 512 MiB, so that the product and not the launch takes the time.
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
+# Logits of one chunk: on a CPU few enough to stay in its cache between the products; on a GPU 512 MiB of bfloat16, so
+# that the products and not their launch take the time.
+CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**28}
+FEWEST_ROWS = 64
+
+
+class Cells:
+    """Which log-probs are wanted: of each cell the row of its hidden state and its target token.
+
+    Kept in the order they are computed in: cells of live rows, which may have a gradient, before those of the others.
+    """
+
+    def __init__(self, rows_C: np.ndarray, targets_C: np.ndarray, live_T: np.ndarray, device: torch.device) -> None:
+        order_T = np.argsort(~live_T, kind="stable")
+        places_C = np.argsort(order_T)[rows_C]
+        self._order_C = np.argsort(places_C, kind="stable")
+        self._sorted_C = places_C[self._order_C]
+        self.live = int(live_T.sum())
+        self.order_T = torch.from_numpy(order_T).to(device)
+        self.places_C = torch.from_numpy(self._sorted_C).to(device)
+        """Of each cell, where its row comes in `order_T`."""
+        self.targets_C = torch.from_numpy(targets_C[self._order_C]).to(device)
+        self.back_C = torch.from_numpy(np.argsort(self._order_C)).to(device)
+        """The way back to the order the cells were given in."""
+
+    def up_to(self, place: int) -> int:
+        """How many cells belong to rows before that place."""
+        return int(np.searchsorted(self._sorted_C, place))
 
 
 def target_logprobs(
-    model: BaseModel, adapter: Adapter | None, hidden_TH: Tensor, targets_TK: Tensor, temperature: float = 1.0
+    model: BaseModel, adapter: Adapter | None, hidden_TM: Tensor, cells: Cells, temperature: float = 1.0
 ) -> Tensor:
-    """log softmax(logits / temperature) at the targets, [T, K] in float32; differentiable in the hidden states and in
-    the unembedding's adapter."""
+    """log softmax(logits / temperature) of each cell, [C] in float32; differentiable in the hidden states of live rows
+    and in the unembedding's adapter."""
     pair = adapter.weights.get(UNEMBEDDING, ()) if adapter is not None else ()
-    return _TargetLogprobs.apply(model, adapter, temperature, targets_TK, hidden_TH, *pair)
+    head = _Head(model, 0.0 if adapter is None else adapter.scale, temperature)
+    ordered_TM = hidden_TM.index_select(0, cells.order_T)
+    return _TargetLogprobs.apply(head, cells, ordered_TM, *pair).index_select(0, cells.back_C)
+
+
+class _Head:
+    """The unembedding, with what stands between its product and the softmax."""
+
+    def __init__(self, model: BaseModel, scale: float, temperature: float) -> None:
+        linear = model.linears[UNEMBEDDING]
+        self.weight, self.bias = linear.weight, linear.bias
+        self.scale, self.temperature, self.softcap = scale, temperature, model.softcap
+        kind = model.device.type if model.device.type in CHUNK_LOGITS else "cpu"
+        self.chunk = max(FEWEST_ROWS, CHUNK_LOGITS[kind] // len(self.weight))
+        self._powers = model.compiled(_powers)
+
+    def widened(self, hidden_TM: Tensor, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """[h, scale * A h] and [W, B]: their product is that of the adapted unembedding."""
+        if not pair:
+            return hidden_TM, self.weight
+        down, up = (weight.detach().to(hidden_TM.dtype) for weight in pair)
+        return torch.cat([hidden_TM, hidden_TM @ down.T * self.scale], 1), torch.cat([self.weight, up], 1)
+
+    def products(self, wide_NX: Tensor, weight_VX: Tensor) -> Tensor:
+        return F.linear(wide_NX, weight_VX, self.bias)
+
+    def bent(self, products: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits as the softmax sees them, and their derivative in the products."""
+        if self.softcap is None:
+            return products / self.temperature, torch.full_like(products, 1 / self.temperature)
+        tanh = torch.tanh(products / self.softcap)
+        return tanh * (self.softcap / self.temperature), (1 - tanh.square()) / self.temperature
+
+    def powers(self, products_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._powers(products_NV, self.temperature, self.softcap)
+
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        for first in range(start, stop, self.chunk):
+            yield first, min(first + self.chunk, stop)
+
+
+def _powers(products_NV: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logit - largest), times the slope of the softcap, in the products' dtype; its sum without; the largest."""
+    logits_NV = products_NV.float()
+    slope_NV = None
+    if softcap is not None:
+        logits_NV = torch.tanh(logits_NV / softcap)
+        slope_NV = 1 - logits_NV.square()
+        logits_NV = logits_NV * softcap
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
+    largest_N1 = logits_NV.amax(dim=1, keepdim=True)
+    # In place: on a CPU new memory costs more than the arithmetic, and nobody else has these products.
+    powers_NV = logits_NV.sub_(largest_N1).exp_()
+    sum_N1 = powers_NV.sum(dim=1, keepdim=True)
+    if slope_NV is not None:
+        powers_NV = powers_NV.mul_(slope_NV)
+    return powers_NV.to(products_NV.dtype), sum_N1, largest_N1
 
 
 class _TargetLogprobs(torch.autograd.Function):
+    """Of hidden states in the order of the cells. Saves, for live rows, the mean of [W, B] under the softmax."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        model: BaseModel,
-        adapter: Adapter | None,
-        temperature: float,
-        targets_TK: Tensor,
-        hidden_TH: Tensor,
-        *pair: Tensor,
-    ) -> Tensor:
-        normalizers, chosen = [], []
-        for chunk in _chunks(model, len(hidden_TH)):
-            logits_NV = model.logits(hidden_TH[chunk], [(adapter, chunk.stop - chunk.start)]).div_(temperature)
-            normalizers.append(torch.logsumexp(logits_NV, dim=1, keepdim=True))
-            chosen.append(logits_NV.gather(1, targets_TK[chunk]))
-        normalizer_T1 = torch.cat(normalizers)
-        ctx.model, ctx.adapter, ctx.temperature = model, adapter, temperature
-        ctx.save_for_backward(targets_TK, hidden_TH, normalizer_T1, *pair)
-        return torch.cat(chosen) - normalizer_T1
+    def forward(ctx: Any, head: _Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
+        live = cells.live if any(ctx.needs_input_grad) else 0
+        wide_TX, weight_VX = head.widened(hidden_TM, pair)
+        parts, slopes, means = [], [wide_TX.new_empty(0)], [wide_TX.new_empty(0, weight_VX.shape[1])]
+        for start, stop in (*head.chunks(0, live), *head.chunks(live, len(hidden_TM))):
+            here = slice(cells.up_to(start), cells.up_to(stop))
+            products_NV = head.products(wide_TX[start:stop], weight_VX)
+            logits_C, slopes_C = head.bent(products_NV[cells.places_C[here] - start, cells.targets_C[here]].float())
+            powers_NV, sum_N1, largest_N1 = head.powers(products_NV)
+            parts.append(logits_C - (largest_N1 + sum_N1.log())[cells.places_C[here] - start, 0])
+            if stop <= live:
+                slopes.append(slopes_C)
+                means.append((powers_NV @ weight_VX).div_(sum_N1))
+        ctx.head, ctx.cells = head, cells
+        ctx.save_for_backward(hidden_TM, torch.cat(slopes), torch.cat(means), *pair)
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_TK,) = grads
-        targets_TK, hidden_TH, normalizer_T1, *pair = ctx.saved_tensors
-        # Prompts and other tokens without a say in the loss take no part.
-        live = grad_TK.ne(0).any(dim=1).nonzero().squeeze(1)
-        hidden_grad_TH = torch.zeros_like(hidden_TH)
-        pair_grads = [torch.zeros_like(weight) for weight in pair]
-        for chunk in _chunks(ctx.model, len(live)):
-            rows = live[chunk]
-            hidden_NH = hidden_TH[rows].detach().requires_grad_()
-            with torch.enable_grad():
-                logits_NV = ctx.model.logits(hidden_NH, [(ctx.adapter, len(rows))])
-            grad_NK = grad_TK[rows]
-            # d logprob_k / d logit_v = (v is target k) - softmax_v
-            grad_NV = (logits_NV.detach() / ctx.temperature).sub_(normalizer_T1[rows]).exp_()
-            grad_NV.mul_(-grad_NK.sum(dim=1, keepdim=True)).scatter_add_(1, targets_TK[rows], grad_NK)
-            grad_NV.div_(ctx.temperature)
-            hidden_grad_NH, *found = torch.autograd.grad(logits_NV, [hidden_NH, *pair], grad_NV)
-            hidden_grad_TH[rows] = hidden_grad_NH
-            for total, part in zip(pair_grads, found, strict=True):
-                total.add_(part)
-        return None, None, None, None, hidden_grad_TH, *pair_grads
-
-
-def _chunks(model: BaseModel, tokens: int) -> Iterator[slice]:
-    size = max(1, CHUNK_LOGITS.get(model.device.type, CHUNK_LOGITS["cpu"]) // model.facts.vocab_size)
-    for start in range(0, tokens, size):
-        yield slice(start, min(start + size, tokens))
+        head, cells = ctx.head, ctx.cells
+        hidden_TM, slopes_C, means_NX, *pair = ctx.saved_tensors
+        wide_TX, weight_VX = head.widened(hidden_TM, pair)
+        count, width = len(slopes_C), hidden_TM.shape[1]
+        places_C, targets_C, grad_C1 = cells.places_C[:count], cells.targets_C[:count], grads[0][:count, None]
+        given_C1 = grad_C1 * slopes_C[:, None]
+        # What the softmax takes from all logits of a row, by their probability: the sum over the row's cells.
+        taken_N1 = grad_C1.new_zeros(cells.live, 1).index_add_(0, places_C, grad_C1 / head.temperature)
+        found_NX = (means_NX * -taken_N1).index_add_(0, places_C, weight_VX[targets_C] * given_C1)
+        found_NM, found_NR = found_NX[:, :width], found_NX[:, width:] * head.scale
+        grad_TM = torch.zeros_like(hidden_TM)
+        if not pair:
+            grad_TM[: cells.live] = found_NM
+            return None, None, grad_TM
+        down, up = pair
+        grad_TM[: cells.live] = torch.addmm(found_NM, found_NR, down.float())
+        inner_NR = wide_TX[: cells.live, width:].float()
+        grad_up = torch.zeros_like(up).index_add_(0, targets_C, inner_NR[places_C] * given_C1)
+        for start, stop in head.chunks(0, cells.live):
+            powers_NV, sum_N1, _ = head.powers(head.products(wide_TX[start:stop], weight_VX))
+            taken_NR = inner_NR[start:stop] * (taken_N1[start:stop] / sum_N1)
+            grad_up.sub_(powers_NV.T @ taken_NR.to(powers_NV.dtype))
+        return None, None, grad_TM, found_NR.T @ hidden_TM[: cells.live].float(), grad_up

@@ -8,10 +8,12 @@ Shapes: T packed tokens, N rows of hidden states, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,11 +21,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mint.backend import ModelFacts
 from mint.engine import steady
 from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
+from mint.engine.compiling import compiled
 from mint.engine.device import Device, choose_threads, pick_device
+from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
+from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
+from mint.engine.shared_attention import TreeAttention
+from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
+
+T = TypeVar("T")
 
 
 class BaseModel:
@@ -47,8 +56,10 @@ class BaseModel:
         self.device, self.dtype = device.torch_device, device.dtype
         self._module = module.to(device.torch_device).eval().requires_grad_(False)
         self._decoder = module.get_decoder()
-        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._row_multiple = steady.row_multiple(self.device, self.dtype)
+        self.fixed_rows = steady.FIXED_ROWS if device.steady and device.torch_device.type == "cuda" else None
+        """Rows of every matrix product of the sampler, where that was asked for (see `steady`)."""
         self._current = CurrentRows(self._row_multiple)
         self.hidden_size: int = config.hidden_size
         self._threads = choose_threads(self.hidden_size).count if self.device.type == "cpu" else None
@@ -67,6 +78,7 @@ class BaseModel:
         )
         self.linears = _wrap_linears(module, self._decoder, self._current)
         self._check_family()
+        self._fused = self._read_layers()
 
     @classmethod
     def load(cls, name: str, device: Device | None = None) -> BaseModel:
@@ -94,15 +106,33 @@ class BaseModel:
         out = self._decoder(input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, attend=attend)
         return out.last_hidden_state[0, :count]
 
+    def hidden_of_tree(
+        self, tokens_T: Tensor, positions_T: Tensor, tree: Tree, adapter: Adapter | None, lean: bool = False
+    ) -> Tensor:
+        """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours."""
+        if self._fused is None:
+            return self.hidden(tokens_T, positions_T, TreeAttention(tree, self.device), [(adapter, len(tokens_T))])
+        return self._fused(tokens_T, positions_T, tree, low_ranks(adapter, self.dtype), lean)
+
+    def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The function as it is best called on this device."""
+        return compiled(function) if self.device.type == "cuda" else function
+
     def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Logits [N, V] in float32, the unembedding's adapter and the family's softcap included."""
         count = len(hidden_NH)
         padded_NH = steady.pad_rows(hidden_NH, self._row_multiple)
         with self._current.instead([*rows, (rows[-1][0], len(padded_NH) - count)], len(padded_NH)):
             logits_NV = self.linears[UNEMBEDDING](padded_NH)[:count].float()
-        if self._softcap is not None:
-            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
+        if self.softcap is not None:
+            logits_NV = torch.tanh(logits_NV / self.softcap) * self.softcap
         return logits_NV
+
+    @cached_property
+    def fused(self) -> FusedDecoder | None:
+        """The layers with fused projections, for the families that have them."""
+        self.use_threads()
+        return FusedDecoder.of(self, self._module)
 
     def new_adapter(self, config: LoraConfig) -> Adapter:
         return Adapter.create(self.facts.name, self.linears, config)
@@ -155,12 +185,31 @@ class BaseModel:
             .logits[0]
             .float()
         )
-        tolerance = 1e-4 if self.dtype == torch.float32 else 0.05
-        if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
+        if not self._close(ours, theirs):
             raise BadRequest(
                 f"{type(self._module).__name__} computes its logits in a way this engine does not know "
                 f"(they differ by {float((ours - theirs).abs().max()):.3g}); it cannot be trained faithfully here."
             )
+
+    @torch.no_grad()
+    def _read_layers(self) -> FusedLayers | None:
+        """None for a family whose layers ours do not reproduce."""
+        fused = FusedLayers.of(self._decoder, self.windows, flash=False)
+        if fused is None:
+            return None
+        tree = grow([np.arange(8)])
+        tokens_T = torch.arange(8, device=self.device)
+        rows: Rows = [(None, 8)]
+        theirs = self.logits(self.hidden(tokens_T, tokens_T, PackedAttention([8]), rows), rows)
+        ours = self.logits(fused(tokens_T, tokens_T, tree, {}), rows)
+        if not self._close(ours, theirs):
+            return None
+        half = self.device.type == "cuda" and self.dtype in (torch.float16, torch.bfloat16)
+        return FusedLayers.of(self._decoder, self.windows, flash=half)
+
+    def _close(self, ours: Tensor, theirs: Tensor) -> bool:
+        tolerance = 1e-4 if self.dtype == torch.float32 else 0.05
+        return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
 
 
 def _of_first(count: int, attend: Attend, multiple: int) -> Attend:

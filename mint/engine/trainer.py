@@ -13,29 +13,26 @@ import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.attention import PackedAttention
 from mint.engine.batch import Batch, pack, plan, read_data
 from mint.engine.logprobs import target_logprobs
-from mint.engine.lora import Adapter, Rows
+from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES, LossFn, LossTokens, Terms
+from mint.engine.memory import used_memory
 from mint.engine.model import BaseModel
+from mint.engine.token_budget import TokenBudget
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, TensorData
-
-# Memory one micro-batch may fill with activations kept for the backward pass. 2 GiB fits beside the weights on a
-# laptop and keeps sampling steps from waiting long; a GPU needs thousands of tokens at once to be busy.
-ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}
-# Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
-# its activations leave the cache, and it takes a tenth longer a token.
-MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
 class Trainer:
     """Runs forward and backward passes of adapters over one base model."""
 
-    def __init__(self, model: BaseModel, token_budget: int | None = None) -> None:
+    def __init__(self, model: BaseModel, token_budget: int | None = None, lean: bool = False) -> None:
+        """`lean`: keeps one hidden state a layer and token for the backward pass, and computes the rest again: a third
+        more work for a fraction of the memory."""
         self._model = model
-        self._token_budget = token_budget or _token_budget(model)
+        self._lean = lean
+        self._budget = TokenBudget(model, lean, token_budget)
 
     def forward_backward(
         self,
@@ -53,10 +50,18 @@ class Trainer:
         logprobs: dict[int, TensorData] = {}
         gradients: list[Tensor] | None = None
         tally = _Tally()
-        for indices in plan([len(example.tokens_N) for example in examples], self._token_budget):
+        pending = plan([example.tokens_N for example in examples], self._budget.tokens)
+        while pending:
+            indices = pending.pop(0)
             batch = pack(indices, examples, self._model.device)
-            logprobs_TK, found = self._micro_batch(adapter, batch, LOSSES[loss_fn], options, backward, tally)
-            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_TK)), strict=True))
+            passed = self._within_memory(adapter, batch, LOSSES[loss_fn], options, backward, tally)
+            if passed is None:
+                torch.cuda.empty_cache()
+                middle = len(indices) // 2
+                pending[:0] = [indices[:middle], indices[middle:]]
+                continue
+            logprobs_S, found = passed
+            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
             if gradients is None:
                 gradients = found
             elif found is not None:
@@ -66,6 +71,24 @@ class Trainer:
             _check_gradients(gradients)
             adapter.accumulate(gradients)
         return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
+
+    def _within_memory(
+        self,
+        adapter: Adapter | None,
+        batch: Batch,
+        loss: LossFn,
+        options: Mapping[str, float],
+        backward: bool,
+        tally: _Tally,
+    ) -> tuple[Tensor, list[Tensor] | None] | None:
+        """None where a GPU's memory ran out and fewer datums at once may do."""
+        try:
+            return self._micro_batch(adapter, batch, loss, options, backward, tally)
+        except torch.OutOfMemoryError:
+            self._budget.halve()
+            if len(batch.indices) == 1:
+                raise
+            return None
 
     def _micro_batch(
         self,
@@ -78,22 +101,23 @@ class Trainer:
     ) -> tuple[Tensor, list[Tensor] | None]:
         model = self._model
         model.use_threads()
-        rows: Rows = [(adapter, len(batch.tokens_T))]
+        before = used_memory(model.device)
         with torch.set_grad_enabled(backward):
-            attend = PackedAttention(batch.lengths, model.device)
-            hidden_TH = model.hidden(batch.tokens_T, batch.positions_T, attend, rows)
-            logprobs_TK = target_logprobs(model, adapter, hidden_TH, batch.targets_TK, options.get("temperature", 1.0))
-            tokens = batch.loss_tokens(logprobs_TK)
+            hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, batch.tree, adapter, self._lean)
+            logprobs_S = target_logprobs(model, adapter, hidden_TM, batch.targets, options.get("temperature", 1.0))
+            tokens = batch.loss_tokens(logprobs_S)
             terms = loss(tokens, options)
             loss_C = batch.weights_C * terms.loss
             total = loss_C.sum()
-        _check_finite(batch, logprobs_TK, tokens, loss_C)
+        if backward:
+            self._budget.measured(batch.tree.size, used_memory(model.device) - before)
+        found: list[Tensor] | None = None
+        if backward and adapter is not None:
+            # Before anything is looked at: a GPU should know the whole pass before it is waited for.
+            found = list(torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True))
+        _check_finite(batch, logprobs_S, tokens, loss_C)
         tally.add(batch, tokens, terms, loss_C)
-        if not backward or adapter is None:
-            return logprobs_TK, None
-        parameters = adapter.parameters()
-        found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
-        return logprobs_TK, list(found)
+        return logprobs_S, found
 
 
 class _Tally:
@@ -133,8 +157,8 @@ class _Tally:
         return metrics
 
 
-def _check_finite(batch: Batch, logprobs_TK: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
-    if not bool(torch.isfinite(logprobs_TK).all()):
+def _check_finite(batch: Batch, logprobs_S: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
+    if not bool(torch.isfinite(logprobs_S).all()):
         raise BadRequest(
             "the adapter gives log-probs that are not finite, so its weights have diverged; load an earlier checkpoint "
             "and lower the learning rate. Nothing was accumulated."
@@ -152,18 +176,8 @@ def _check_finite(batch: Batch, logprobs_TK: Tensor, tokens: LossTokens, loss_C:
 
 
 def _check_gradients(gradients: Sequence[Tensor]) -> None:
-    norms = torch.stack(torch._foreach_norm(list(gradients)))
-    if not bool(torch.isfinite(norms).all()):
+    if not bool(torch.isfinite(torch.cat([gradient.reshape(-1) for gradient in gradients])).all()):
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."
         )
-
-
-def _token_budget(model: BaseModel) -> int:
-    """Tokens of a micro-batch, from what autograd keeps of each token: about ten hidden-sized and four MLP-sized
-    activations a layer."""
-    per_layer = 10 * model.hidden_size + 4 * model.intermediate_size
-    per_token = model.num_layers * per_layer * model.dtype.itemsize
-    kind = model.device.type if model.device.type in ACTIVATION_BYTES else "cpu"
-    return max(1, min(MOST_TOKENS[kind], ACTIVATION_BYTES[kind] // per_token))

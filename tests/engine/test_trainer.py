@@ -13,8 +13,10 @@ from reference import logprobs, peft_gradients, peft_model, policy_datum, random
 from torch import Tensor
 
 from mint.engine import logprobs as chunked
+from mint.engine import token_budget
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, LoraConfig, ModelInput
@@ -139,6 +141,7 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
 ) -> None:
     monkeypatch.setitem(chunked.CHUNK_LOGITS, "cpu", chunk)
+    monkeypatch.setattr(chunked, "FEWEST_ROWS", 1)
     torch.manual_seed(0)
     adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
     pair = adapter.weights["lm_head"]
@@ -146,10 +149,12 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     coefficients = torch.randn(11, 2)
     coefficients[3:6] = 0
     hidden = torch.randn(11, 32, requires_grad=True)
+    live = coefficients.ne(0).any(dim=1).numpy()
+    cells = chunked.Cells(np.repeat(np.arange(11), 2), targets.reshape(-1).numpy(), live, torch.device("cpu"))
 
     plain = torch.log_softmax(model.logits(hidden, [(adapter, 11)]) / temperature, dim=-1).gather(1, targets)
     expected = torch.autograd.grad((plain * coefficients).sum(), [hidden, *pair])
-    found = chunked.target_logprobs(model, adapter, hidden, targets, temperature)
+    found = chunked.target_logprobs(model, adapter, hidden, cells, temperature).reshape(11, 2)
     torch.testing.assert_close(found, plain, atol=2e-6, rtol=1e-5)
     gradients = torch.autograd.grad((found * coefficients).sum(), [hidden, *pair])
     for mine, reference in zip(gradients, expected, strict=True):
@@ -157,21 +162,22 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
     assert not gradients[0][3:6].any()
 
 
-def test_the_backward_pass_computes_no_logits_for_positions_without_a_say(
-    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unembed", [True, False])
+def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembedding_where_it_has_one(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch, unembed: bool
 ) -> None:
     model = tiny_model("llama")
-    adapter = model.new_adapter(LoraConfig(rank=2, seed=0))
+    adapter = model.new_adapter(LoraConfig(rank=2, seed=0, train_unembed=unembed))
     rows: list[int] = []
-    original = BaseModel.logits
+    original = chunked._Head.products
 
-    def counting(self: BaseModel, hidden_NH: Tensor, runs: Any) -> Tensor:
-        rows.append(len(hidden_NH))
-        return original(self, hidden_NH, runs)
+    def counting(self: chunked._Head, hidden: Tensor, weight: Tensor) -> Tensor:
+        rows.append(len(hidden))
+        return original(self, hidden, weight)
 
-    monkeypatch.setattr(BaseModel, "logits", counting)
+    monkeypatch.setattr(chunked._Head, "products", counting)
     train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))
-    assert rows == [20, 3]
+    assert rows == ([3, 17, 3] if unembed else [3, 17])
 
 
 def test_the_temperature_option_matches_log_probs_recorded_after_tempering(
@@ -345,3 +351,48 @@ def test_all_weights_zero_is_a_call_with_zero_loss(tiny_model: Callable[[str], B
     output = train(Trainer(tiny_model("llama")), adapter, policy_data(lengths=[(5, 5)]))
     assert output.metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
     assert adapter.gradients is not None and not any(g.any() for g in adapter.gradients)
+
+
+def test_a_micro_batch_that_finds_no_memory_is_done_in_halves(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = tiny_model("qwen3"), policy_data()
+    whole, halved = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
+    expected = train(Trainer(model), whole, data)
+    sizes: list[int] = []
+    original = Trainer._micro_batch
+
+    def scarce(self: Trainer, adapter: Any, batch: Any, *rest: Any) -> Any:
+        sizes.append(batch.tree.size)
+        if batch.tree.size > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, adapter, batch, *rest)
+
+    monkeypatch.setattr(Trainer, "_micro_batch", scarce)
+    trainer = Trainer(model)
+    found = train(trainer, halved, data)
+    assert sizes == [61, 40, 20, 20, 21]
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+    assert whole.gradients is not None
+    assert_gradients(halved.gradients, whole.gradients)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(trainer, halved, policy_data(lengths=[(40, 4)]))
+
+
+def test_what_a_micro_batch_may_hold_follows_the_memory_a_gpu_has_and_on_a_cpu_the_model_alone(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    steady = TokenBudget(model, lean=False)
+    steady.measured(1000, 2**40)
+    assert steady.tokens == TokenBudget(model, lean=True).tokens == token_budget.MOST_TOKENS["cpu"]
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    monkeypatch.setattr(token_budget, "free_memory", lambda device: 9 * 2**30)
+    budget = TokenBudget(model, lean=False)
+    budget.measured(1000, 2**30)
+    assert budget.tokens == 5000  # half of what is free and was just in use, at a MiB or so a token
+    budget.measured(1000, 2**20)
+    assert budget.tokens == token_budget.MOST_TOKENS["cuda"]
+    budget.halve()
+    budget.measured(1000, 2**20)
+    assert budget.tokens == token_budget.MOST_TOKENS["cuda"] // 2

@@ -1,0 +1,153 @@
+"""Attention of a `Tree` of packed tokens, for training: each node looks at what stands above it and at itself.
+
+On the CPU nodes are laid out in buckets, as `PackedAttention` does it. On a GPU in half precision it is flash attention
+over the rows as they are: `FlashLayout` says where nodes begin, and is a plain tuple of tensors because the layers that
+use it are compiled.
+
+Shapes: T packed tokens, S the rows all nodes look at, one node after the other, H query heads, K key/value heads,
+D head size, B nodes of a bucket, P tokens above each, L the longest of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mint.engine.attention import PackedAttention, of_like_length
+from mint.engine.tree import Tree
+
+
+class TreeAttention:
+    """An `Attend`. Roots, which come first, are packed sequences; every other bucket holds nodes of one depth."""
+
+    def __init__(self, tree: Tree, device: torch.device) -> None:
+        self._device = device
+        self._roots = PackedAttention(tree.lengths[: tree.roots], device)
+        self._root_rows = sum(tree.lengths[: tree.roots])
+        self._buckets = [_Bucket(tree, nodes, device) for nodes in _of_like_shape(tree)]
+        if self._buckets:
+            order = np.concatenate([np.arange(self._root_rows), *(bucket.rows for bucket in self._buckets)])
+            self._return = torch.from_numpy(np.argsort(order)).to(device)
+
+    def __call__(
+        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        count = self._root_rows
+        out = self._roots(layer, q_THD[:count], k_TKD[:count], v_TKD[:count], scale, window)
+        if not self._buckets:
+            return out
+        parts = [bucket(q_THD, k_TKD, v_TKD, scale, window) for bucket in self._buckets]
+        return torch.cat([out, *parts]).index_select(0, self._return)
+
+
+class _Bucket:
+    """Nodes with equally many tokens above them, right-padded to the longest: padding is never read."""
+
+    def __init__(self, tree: Tree, nodes: list[int], device: torch.device) -> None:
+        keys, above = tree.keys(), tree.depths[nodes[0]]
+        self._above, self._longest = above, max(tree.lengths[node] for node in nodes)
+        self._count = len(nodes)
+        padded, kept = [], []
+        for n, node in enumerate(nodes):
+            seen = keys[node]
+            padded.append(np.pad(seen, (0, above + self._longest - len(seen)), mode="edge"))
+            kept.append(np.arange(n * self._longest, n * self._longest + tree.lengths[node]))
+        keys_BS = np.stack(padded)
+        self._keys = torch.from_numpy(keys_BS.reshape(-1)).to(device)
+        self._queries = torch.from_numpy(keys_BS[:, above:].reshape(-1)).to(device)
+        self._kept = torch.from_numpy(np.concatenate(kept)).to(device)
+        self.rows = np.concatenate([keys[node][above:] for node in nodes])
+        self._masks: dict[int | None, Tensor] = {}
+
+    def __call__(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None) -> Tensor:
+        q_BHLD = q_THD.index_select(0, self._queries).unflatten(0, (self._count, -1)).transpose(1, 2)
+        k_BKSD, v_BKSD = (
+            x.index_select(0, self._keys).unflatten(0, (self._count, -1)).transpose(1, 2) for x in (k_TKD, v_TKD)
+        )
+        mask = self._mask(window, q_THD.device)
+        out_BHLD = F.scaled_dot_product_attention(q_BHLD, k_BKSD, v_BKSD, attn_mask=mask, scale=scale, enable_gqa=True)
+        return out_BHLD.transpose(1, 2).flatten(0, 1).index_select(0, self._kept)
+
+    def _mask(self, window: int | None, device: torch.device) -> Tensor:
+        if window not in self._masks:
+            here = torch.arange(self._above, self._above + self._longest, device=device)
+            distance = here[:, None] - torch.arange(self._above + self._longest, device=device)[None, :]
+            self._masks[window] = (distance >= 0) & (distance < (window or len(distance[0])))
+        return self._masks[window]
+
+
+def _of_like_shape(tree: Tree) -> list[list[int]]:
+    """The nodes that are no roots, by depth and then by length."""
+    found: list[list[int]] = []
+    below = range(tree.roots, len(tree.lengths))
+    for depth in sorted({tree.depths[node] for node in below}):
+        level = sorted((n for n in below if tree.depths[n] == depth), key=lambda n: -tree.lengths[n])
+        found += of_like_length(level, tree.lengths)
+    return found
+
+
+class FlashLayout(NamedTuple):
+    """Where the nodes' queries and keys begin and end."""
+
+    query_starts: Tensor
+    key_starts: Tensor
+    keys_S: Tensor | None
+    """Packed rows that all nodes look at; None: each its own, in order."""
+    even: Tensor | None
+    """Where all nodes are roots of one length, [B, L], and nothing in it: a GPU has a faster kernel for that."""
+    query_span: Tensor
+    """Empty, as long as the longest node: a number the compiler takes for a changing size, not for a constant."""
+    key_span: Tensor
+
+
+def flash_layout(tree: Tree, device: torch.device) -> FlashLayout:
+    def starts(lengths: list[int]) -> Tensor:
+        return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
+
+    def span(lengths: list[int]) -> Tensor:
+        return torch.empty(max(2, *lengths, 2), dtype=torch.uint8, device=device)
+
+    keys = tree.keys()
+    seen = [len(rows) for rows in keys]
+    shared = tree.roots < len(tree.lengths)
+    # Of one sequence, or of one token each, the compiler would make a function of its own.
+    even = not shared and len(set(seen)) == 1 and len(seen) > 1 and seen[0] > 1
+    return FlashLayout(
+        query_starts=starts(tree.lengths),
+        key_starts=starts(seen),
+        keys_S=torch.from_numpy(np.concatenate(keys)).to(device) if shared else None,
+        even=torch.empty(len(keys), seen[0], dtype=torch.uint8, device=device) if even else None,
+        query_span=span(tree.lengths),
+        key_span=span(seen),
+    )
+
+
+def flash_attention(
+    layout: FlashLayout, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None
+) -> Tensor:
+    if layout.even is not None and window is None:
+        q_BHLD, k_BKLD, v_BKLD = (x.unflatten(0, layout.even.shape).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+        out_BHLD = F.scaled_dot_product_attention(q_BHLD, k_BKLD, v_BKLD, is_causal=True, scale=scale, enable_gqa=True)
+        return out_BHLD.transpose(1, 2).flatten(0, 1)
+    if layout.keys_S is not None:
+        k_TKD, v_TKD = k_TKD.index_select(0, layout.keys_S), v_TKD.index_select(0, layout.keys_S)
+    # Causal with more keys than queries: flash attention lines up their ends, which is what a node needs.
+    return torch.ops.aten._flash_attention_forward(
+        q_THD,
+        k_TKD,
+        v_TKD,
+        layout.query_starts,
+        layout.key_starts,
+        layout.query_span.shape[0],
+        layout.key_span.shape[0],
+        0.0,
+        True,
+        False,
+        scale=scale,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )[0]

@@ -1,0 +1,53 @@
+"""How many tokens a micro-batch of training may have: from the model's shape, and on a GPU from what was measured.
+
+On a CPU the number depends on the model alone, because it decides in which order gradients are summed, and the same
+calls must give the same bits whatever else the machine is doing.
+"""
+
+from __future__ import annotations
+
+from mint.engine.memory import free_memory
+from mint.engine.model import BaseModel
+
+# Memory one micro-batch may fill with activations kept for the backward pass. 2 GiB fits beside the weights on a
+# laptop and keeps sampling steps from waiting long.
+ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 32 * 2**30}
+# Beyond this a larger micro-batch gains nothing, however small the model: on a CPU (measured on a 0.8M-parameter model)
+# its activations leave the cache, and it takes a tenth longer a token; on a GPU (H200, 0.6B) kernels are long enough by
+# then to hide what happens between them, and sampling should not wait for longer.
+MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
+FEWEST_TOKENS = 256
+# Of a GPU's free memory; the rest is for logits, gradients and whoever samples.
+SHARE_OF_FREE = 0.5
+
+
+class TokenBudget:
+    def __init__(self, model: BaseModel, lean: bool, fixed: int | None = None) -> None:
+        """`fixed`: this many, and nothing is measured."""
+        self._device = model.device
+        self._kind = model.device.type if model.device.type in MOST_TOKENS else "cpu"
+        self._adapts = fixed is None and self._kind == "cuda"
+        self._most = MOST_TOKENS[self._kind]
+        self.tokens = fixed or self._within(ACTIVATION_BYTES[self._kind] // _bytes_per_token(model, lean))
+
+    def measured(self, tokens: int, kept: int) -> None:
+        """A forward pass over so many tokens kept so many bytes for its backward pass."""
+        if self._adapts and tokens >= FEWEST_TOKENS and kept > 0:
+            available = free_memory(self._device) + kept
+            self.tokens = self._within(int(SHARE_OF_FREE * available * tokens / kept))
+
+    def halve(self) -> None:
+        """Memory ran out: not so many again."""
+        self._most = max(FEWEST_TOKENS, self._most // 2)
+        self.tokens = min(self.tokens, self._most)
+
+    def _within(self, tokens: int) -> int:
+        return max(1, min(self._most, tokens))
+
+
+def _bytes_per_token(model: BaseModel, lean: bool) -> int:
+    """What autograd keeps of each token: about ten hidden-sized and four MLP-sized activations a layer, of all layers
+    or, where layers are computed again, of one."""
+    per_layer = (10 * model.hidden_size + 4 * model.intermediate_size) * model.dtype.itemsize
+    kept_of_others = model.hidden_size * model.dtype.itemsize if lean else per_layer
+    return per_layer + (model.num_layers - 1) * kept_of_others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 
@@ -29,6 +30,8 @@ from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, STATUS_WORDS, ago, duration, number
 
 REFRESH_SECONDS = 0.25
+FLUSH_SECONDS = 0.015
+"""NiceGUI sends what has gathered every hundredth of a second."""
 
 
 class RunPage:
@@ -174,20 +177,22 @@ class RunPage:
 
     # ------------------------------------------------------------------------------------------------ what happens
 
-    def _smooth(self, event: events.ValueChangeEventArguments) -> None:
+    async def _smooth(self, event: events.ValueChangeEventArguments) -> None:
         self.smoothing = float(event.value)
-        self._draw()
+        await self._draw()
 
-    def _refresh(self) -> None:
+    async def _refresh(self) -> None:
         seen = (self.run.refresh(), self.run.status)
         if seen != self.seen:
             self.seen = seen
             self.tiles.set_content(self._tiles())
-            self._draw()
+            await self._draw()
 
-    def _draw(self) -> None:
+    async def _draw(self) -> None:
+        """From the top, each chart in a message of its own, so that what is in view is new first."""
         marks = marks_of(self.run)
-        for plot, draw, shown, now in self.plots:
+        for plot, draw, shown, now in list(self.plots):
+            await asyncio.sleep(FLUSH_SECONDS)
             plot.draw(draw(self.run, self.smoothing, marks))
             shown.set_text(now(self.run))
 

@@ -19,6 +19,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "Rewards and groups": {
         "env/all/reward/total": "Mean reward of all rollouts of the step. The curve to look at first.",
+        "env/all/reward/success": "Share of rollouts that earned at least one half.",
         "env/all/reward/complete": "Mean reward of the answers that ended by themselves.",
         "env/all/reward/truncated": "Mean reward of the answers cut off by a limit; high means a lenient grader.",
         "env/all/reward/<term>": "Mean of one term of a composed reward, before weights.",

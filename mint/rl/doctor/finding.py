@@ -34,11 +34,11 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "truncated": _PROMPT | _CHANGED | {
         "stop_token_missing", "learning_rate_large", "length_drift", "repetition", "one_sided_advantages",
     },
-    "same_answer": _PROMPT | _ENDING | _CHANGED | {
+    "same_answer": _PROMPT | _ENDING | (_CHANGED - {"temperature_changed"}) | {
         "same_prompt", "learning_rate_large", "reward_hacking", "reward_sign", "one_sided_advantages",
     },
     "collapse": _CHANGED | _LOOP | _GRADER | {"reward_hacking", "learning_rate_large", "same_answer"},
-    "repetition": _PROMPT | _CHANGED | _GRADER | {
+    "repetition": _PROMPT | _GRADER | (_CHANGED - {"temperature_changed"}) | {
         "stop_token_missing", "learning_rate_large", "reward_hacking", "length_drift",
     },
     "length_drift": _CHANGED | _GRADER | {"reward_hacking", "learning_rate_large", "data_order"},

@@ -17,6 +17,8 @@ JUMP = 4.5
 FACTOR = 1.5
 TINY = 1e-3
 """Nats a token below which an answer is certain, and no factor means anything."""
+NOTICEABLE = 0.1
+"""Nats a token; answers that are nearly certain stay so at any usual temperature."""
 UNEXPLAINED = 2.0
 """A factor that learning does not make at one stroke, for where no evaluation says whether it was the policy."""
 BETTER_FIT = 0.8
@@ -191,6 +193,8 @@ def _jump_at(means: np.ndarray, errors: np.ndarray, at: int) -> float:
     drift = ((logs - np.polyval(np.polyfit(steps, logs, 1), steps)) ** 2).sum()
     whole = float(logs[at:].mean() - logs[:at].mean())
     near = float(np.median(logs[at : at + AROUND]) - np.median(logs[at - AROUND : at]))
+    if abs(after.mean() - before.mean()) < NOTICEABLE:
+        return 0.0
     if min(abs(whole), abs(near)) < math.log(FACTOR) or whole * near < 0 or levels > BETTER_FIT * drift:
         return 0.0
     return float(abs(after.mean() - before.mean()) / max(error, 1e-9))

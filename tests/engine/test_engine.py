@@ -297,10 +297,10 @@ def test_an_open_catalogue_loads_on_demand_and_tries_again_after_a_failure(base:
 def test_loading_a_model_holds_up_nobody_else(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def load(name: str, device: Any) -> Runtime:
+    def load(name: str, device: Any, lean: bool) -> Runtime:
         if name == "slow":
             assert go.wait(PATIENCE)
-        return Runtime(base, device)
+        return Runtime(base, device, lean)
 
     engine = Engine()
     try:

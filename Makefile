@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test lint system-packages clean
+.PHONY: help install quickstart test lint docs system-packages clean
 
 help:
 	@echo "make quickstart   watch a language model learn by reinforcement, here and now (about 3 minutes)"
 	@echo "make test         lint, type checks and the whole test suite"
+	@echo "make docs         the documentation, into build/docs"
 	@echo "make install      only the virtual environment, with the mint command in $(BIN)"
 
 install: .venv/installed
@@ -29,6 +30,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed-dev
+	$(BIN)/mkdocs build --strict
 
 # The real things tests run against: the code sandbox's jail, a PostgreSQL server, a browser.
 SYSTEM_PACKAGES := bubblewrap postgresql-15 chromium

@@ -97,7 +97,8 @@ def metrics(step: int, steps: int, records: list[RolloutRecord], rng: random.Ran
     named = {
         "progress/done_frac": (step + 1) / steps, "optim/lr": 1e-4 * (1 - progress), "sampling/temperature": 1.0,
         "env/all/reward/total": reward, "env/all/reward/success": reward,
-        "env/all/by_group/frac_mixed": 0.9 - progress / 2, "env/all/by_group/frac_all_good": progress / 2, "env/all/by_group/frac_all_bad": 0.1,
+        "env/all/by_group/frac_mixed": 0.9 - progress / 2, "env/all/by_group/frac_all_good": progress / 2,
+        "env/all/by_group/frac_all_bad": 0.1,
         "env/all/ac_tokens_per_turn": 60 + 5 * rng.random(), "env/all/truncated": 0.02, "env/all/duplicates": 0.1,
         "env/all/total_ac_tokens": 3000.0, "train/tokens": 2800.0,
         "kl_policy_base": 0.3 * progress + 0.01 * rng.random(),

@@ -30,8 +30,9 @@ from mint.rl.data_processing import assemble_training_data, compute_advantages, 
 from mint.rl.datasets import ListRLDataset
 from mint.rl.envs import ProblemGroupBuilder
 from mint.rl.renderers import ChatRenderer
+from mint.rl.rundir import RunDir
 from mint.rl.strategies import MinViableGroup
-from mint.rl.train import Config
+from mint.rl.train import Config, train
 from mint.rl.types import Env, RLDataset, RLDatasetBuilder, StepResult, TokensWithLogprobs
 from mint.types import Datum, TensorData
 
@@ -333,6 +334,12 @@ class Fault:
     data: dict[str, Any] = field(default_factory=dict)
     """Of the dataset."""
     planted: Callable[[], AbstractContextManager[Any]] = nullcontext
+    missed: bool = False
+    """Known not to be found."""
+
+    def make(self, folder: Path, service: mint.ServiceClient) -> RunDir:
+        with self.run_with(folder) as config:
+            return train(config, service)
 
     def config(self, log_path: str | Path, base_url: str | None = None) -> Config:
         builder = replace(Additions(), **self.data)

@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from mint.recipes import RECIPES
 from mint.rl.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
+PAGE = ROOT / "docs" / "recipes.md"
+BEGIN, END = "<!-- begin: made by benchmarks/recipes.py -->", "<!-- end -->"
 HOLDOUT = "test/env/all/reward/total"
 
 
@@ -60,7 +63,35 @@ def main() -> None:
                 )
                 result = {"machine": machine(), "runs": list(runs.values())}
                 RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+                write_page(result)
     print(json.dumps({"benchmark": "recipes", **result}))
+
+
+def table(result: dict[str, Any]) -> str:
+    """For docs/recipes.md: means over the seeds, the range of what was reached."""
+    rows = ["| recipe | steps | holdout before | after | seconds |", "|---|---|---|---|---|"]
+    for recipe in RECIPES:
+        runs = [run for run in result["runs"] if run["recipe"] == recipe]
+        if not runs:
+            continue
+        after = [run["after"] for run in runs]
+        before, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("before", "seconds"))
+        reached = f"{sum(after) / len(after):.2f} ({min(after):.2f} to {max(after):.2f})"
+        rows.append(f"| `{recipe}` | {runs[0]['steps']} | {before:.2f} | {reached} | {seconds:.0f} |")
+    facts = result["machine"]
+    loads = [run["load_at_start"] for run in result["runs"]]
+    note = (
+        f"Means over the seeds 0 to {max(run['seed'] for run in result['runs'])}; {facts['cores']} cores, "
+        f"{facts['device']}, {facts['system']}, torch {facts['torch']}, {facts['date']}. Other work shared the machine "
+        f"(load average {min(loads):.0f} to {max(loads):.0f} at the start of the runs), so the seconds, start of the "
+        "server included, are upper bounds."
+    )
+    return "\n".join([*rows, "", note])
+
+
+def write_page(result: dict[str, Any]) -> None:
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n\n{table(result)}\n\n{END}{rest.partition(END)[2]}")
 
 
 def machine() -> dict[str, object]:

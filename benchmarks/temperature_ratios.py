@@ -155,7 +155,7 @@ def learn(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

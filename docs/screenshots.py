@@ -22,15 +22,17 @@ PAGES = {
     "runs": "/",
     "run": "/run/addition/seed-0",
     "rollouts": "/step/addition/seed-0?step=12",
+    "surprise": "/step/addition/seed-0?step=12",
     "agent": "/step/calculator?step=3",
     "ledger": "/ledger/addition/seed-0",
     "doctor": "/doctor/addition-cut-off",
     "playground": "/playground",
     "server": "/server",
+    "alarms": "/run/addition-too-fast",
 }
 KEPT = {
-    ("runs", "dark"), ("run", "light"), ("run", "dark"), ("rollouts", "light"), ("rollouts", "dark"), ("agent", "dark"),
-    ("ledger", "light"), ("doctor", "dark"), ("playground", "light"), ("server", "dark"),
+    ("runs", "dark"), ("run", "light"), ("surprise", "light"), ("rollouts", "dark"), ("agent", "dark"),
+    ("ledger", "light"), ("doctor", "dark"), ("playground", "light"), ("server", "dark"), ("alarms", "light"),
 }  # fmt: skip
 
 
@@ -52,16 +54,20 @@ def prepare(page: Page, name: str) -> None:
     """Brings a page into the state worth showing."""
     if name == "playground":
         page.wait_for_selector(".pair", timeout=120_000)
+        page.locator(".side input").nth(1).fill("calculator, step 16")
+        page.locator(".q-menu .q-item").first.click()
         page.locator("textarea").first.fill("What is 47 + 38?")
         page.keyboard.press("Enter")
         page.wait_for_function(
             "[...document.querySelectorAll('.side .meta')].every(e => e.innerText.includes('tokens'))"
-            " && !document.querySelector('.pair').innerText.includes('▍')"
+            " && !document.querySelector('.pair').innerText.includes('▍')",
+            timeout=180_000,
         )
-    elif name in ("rollouts", "agent"):
+    elif name in ("rollouts", "surprise", "agent"):
         page.wait_for_selector(".t")
         page.locator("select").select_option("spread")
         page.locator(".groupline").first.click()
+        page.keyboard.press("2" if name == "surprise" else "1")
         page.wait_for_timeout(400)
         page.locator(".rollout .t").nth(2).hover()
     else:
@@ -86,7 +92,7 @@ def main() -> None:
                         continue
                     page = context.new_page()
                     page.on("console", lambda message: message.type == "error" and print(message.text))
-                    page.on("pageerror", print)
+                    page.on("pageerror", lambda error: print(error))
                     page.goto(address + path)
                     prepare(page, name)
                     suffix = f"-{size}" if everything else ""

@@ -77,6 +77,9 @@ class ServerConfig:
     """fsspec URL under which checkpoints are kept, such as s3://bucket/prefix; None: a folder in the data folder."""
     api_keys: tuple[str, ...] = ()
     """Keys that are let in, beside those made by `mint keys`; without any, everybody who reaches the port."""
+    max_adapters: int | None = None
+    """Adapters on the device at once, in training and in sampling; the others wait in host memory and on disk. None:
+    as many as a quarter of the memory holds that the base models leave free."""
     tls_cert: Path | None = None
     """Certificate chain (PEM) to serve HTTPS with; None: plain HTTP."""
     tls_key: Path | None = None

@@ -58,6 +58,10 @@ class Busy(StatusError):
     """The server is out of room for now; the same request may succeed later."""
 
     status = 429
+    queue_state = "paused_capacity"
+    """In the protocol's words, for clients that show it."""
+    retry_after: float = 1.0
+    """Seconds."""
 
 
 class Internal(StatusError, RuntimeError):
@@ -70,6 +74,10 @@ class Interrupted(Internal):
     """The engine was lost while it worked on this; the same request may be carried out by the next one."""
 
     status = 503
+
+
+class Lost(Interrupted):
+    """What the engine held of this adapter was damaged; the engine lives, and the adapter can be made again in it."""
 
 
 class ConnectionFailed(MintError, ConnectionError):

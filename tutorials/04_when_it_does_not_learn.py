@@ -1,6 +1,6 @@
 """When it does not learn: five broken runs, what the doctor says, the fix, and the curve after.
 
-    python tutorials/04_when_it_does_not_learn.py           # about a minute; starts a server by itself
+    python tutorials/04_when_it_does_not_learn.py           # half a minute; starts a server by itself
     marimo edit tutorials/04_when_it_does_not_learn.py      # as a notebook
 
 The notebook needs marimo: pip install 'mint-rl[tutorials]'.
@@ -66,7 +66,7 @@ def _():
     @dataclass(frozen=True)
     class Additions(RLDatasetBuilder):
         env: type = Addition
-        steps: int = 10
+        steps: int = 6
 
         async def __call__(self):
             tokenizer, rng = load_tokenizer("mint/tiny"), random.Random(0)
@@ -81,9 +81,9 @@ def _():
 
     service, folder = mint.ServiceClient(), Path(tempfile.mkdtemp())
 
-    async def run(name, env=Addition, steps=10, **settings):
+    async def run(name, env=Addition, steps=6, **settings):
         config = Config(
-            **{"learning_rate": 1e-3, "max_tokens": 8} | settings,
+            **{"learning_rate": 2e-3, "max_tokens": 8} | settings,
             dataset_builder=Additions(env, steps),
             model_name="mint/tiny",
             recipe_name="tutorial",
@@ -114,7 +114,7 @@ def _(mo):
 
     The model ends an answer with a special token. If that token is not among the stops, it goes on: the answer is
     followed by whatever comes to its mind, and most of what is trained on is noise. `mint doctor RUN` prints the same
-    as `say` does here.
+    as `say` does here. The second run is the mended one: the same, with its stops left alone.
     """)
     return
 
@@ -126,10 +126,10 @@ async def _(Addition, run, say):
             prompt, _ = await super().initial_observation()
             return prompt, []  # nothing ends an answer
 
-    endless = say(await run("stops-missing", NoStops, max_tokens=16))
+    endless = say(await run("stops-missing", NoStops, steps=4, max_tokens=16))
     assert endless[0].kind == "stop_token_missing"
 
-    say(await run("mended", steps=16))
+    say(await run("mended", steps=14))
     return
 
 
@@ -140,7 +140,7 @@ def _(mo):
 
     Rewards of zero everywhere look like a task that is too hard. Before making it easier, look at the two answers in
     the finding: if they are right, the grader is wrong. (Mended, this run is the one above, to the last token: the
-    same seed gives the same run.)
+    same seeds give the same run, so we need not make it again.)
     """)
     return
 
@@ -151,7 +151,7 @@ async def _(Addition, run, say):
         def check_answer(self, text):
             return float(text == str(sum(self.problem)))  # the model says " 85", with a space
 
-    strict = say(await run("grader-broken", Pedantic))
+    strict = say(await run("grader-broken", Pedantic, steps=4))
     assert strict[0].kind == "rejects_reference"
     return
 
@@ -184,7 +184,8 @@ def _(mo):
     ## 4. A learning rate from another world
 
     A rate that suits full fine-tuning, or that lost a digit, moves a LoRA so little that noise hides it. Evaluations
-    repeat their seeds, so the doctor can compare the same tokens before and after: they hardly changed at all.
+    repeat their seeds, so the doctor can compare the same tokens before and after: they hardly changed at all. The
+    runs above have a rate of 2e-3 and nothing else that differs: the mended one is once more the first.
     """)
     return
 
@@ -193,8 +194,6 @@ def _(mo):
 async def _(run, say):
     slow = say(await run("rate-too-small", learning_rate=1e-7))
     assert slow[0].kind == "learning_rate_small"
-
-    say(await run("rate-mended", steps=16, learning_rate=2e-3))
     return
 
 
@@ -205,7 +204,7 @@ def _(mo):
 
     The reward rises, beautifully. But it pays for any even number, and that is what it gets. What gives it away is a
     second measure that does not follow: here `correct`, which the environment reports and does not pay for. Always log
-    one. (Paid for right answers instead, at this learning rate, it is the mended run of part 4.)
+    one. (Paid for right answers instead, it is the mended run of part 1.)
     """)
     return
 
@@ -218,7 +217,7 @@ async def _(Addition, run, say):
             result.reward = float(str(result.logs["response"]).strip()[-1:] in list("02468"))
             return result
 
-    hacked = say(await run("pays-for-even", Even, steps=18, learning_rate=2e-3))
+    hacked = say(await run("pays-for-even", Even, steps=16))
     assert hacked[0].kind == "reward_hacking"
     return
 

@@ -53,18 +53,23 @@ def download(
     base_url: Address = None,
 ) -> None:
     """Fetch a checkpoint as a folder that PEFT reads."""
-    import io
+    if out.exists() and any(out.iterdir()):
+        raise Failure(f"{out} is there already and not empty.", "Choose another folder with --out.")
+    fetch(path, out, base_url)
+    typer.echo(out)
+
+
+def fetch(path: str, out: Path, base_url: str | None) -> None:
+    """The files of a checkpoint on a server, in this folder."""
+    import tempfile
 
     import httpx
 
     import mint
     from mint.errors import ConnectionFailed
 
-    if out.exists() and any(out.iterdir()):
-        raise Failure(f"{out} is there already and not empty.", "Choose another folder with --out.")
-    with mint.ServiceClient(base_url) as service:
-        link = service.create_rest_client().get_checkpoint_archive_url_from_tinker_path(path).result().url
-        archive = io.BytesIO()
+    link = mint.RestClient(base_url).get_checkpoint_archive_url_from_tinker_path(path).result().url
+    with tempfile.TemporaryFile() as archive:
         try:
             with httpx.stream("GET", link, timeout=60, follow_redirects=True) as response:
                 response.raise_for_status()
@@ -73,11 +78,10 @@ def download(
                     archive.write(chunk)
         except httpx.HTTPError as error:
             raise ConnectionFailed(f"the archive of {path} could not be fetched: {error}") from error
-    archive.seek(0)
-    out.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=archive) as tar:
-        tar.extractall(out, filter="data")
-    typer.echo(out)
+        archive.seek(0)
+        out.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=archive) as tar:
+            tar.extractall(out, filter="data")
 
 
 @app.command()

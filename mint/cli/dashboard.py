@@ -47,7 +47,7 @@ def dashboard(
         ring = Keyring(Store(config.database_address))
         keys = Keys(config.api_keys, ring, Signer(config.data), Limits().keys_seconds)
 
-        def owner_of(key: str) -> str:
+        def owner_of(key: str | None) -> str:
             user = keys.user(key)
             return HOUSE if user.admin else user.name
 
@@ -55,6 +55,7 @@ def dashboard(
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # whoever comes before the pages are ready waits instead of being turned away
     except OSError as error:
         typer.echo(f"mint dashboard: port {port} of {host} cannot be used ({error}); try another --port.", err=True)
         raise typer.Exit(1) from error

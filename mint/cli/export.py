@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
-from mint.errors import MintError, NotFound
+from mint.cli.failures import Code, Failure
+from mint.cli.output import Address
+from mint.cli.rundirs import open_run
 
 SLOW_SECONDS = 2.0
 
@@ -41,18 +43,13 @@ def export(
     base_model: Annotated[
         str | None, typer.Option(help="Where the base model is.", show_default="as the checkpoint says")
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Server of a tinker:// path.", show_default="MINT_BASE_URL, or a local one")
-    ] = None,
+    base_url: Address = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT or llama.cpp load, and prove it against the trainer."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="mint-export-") as work, _progress() as tell:
-            source = _find(checkpoint, base_url, Path(work), tell)
+    with tempfile.TemporaryDirectory(prefix="mint-export-") as work:
+        source = _find(checkpoint, base_url, Path(work))
+        with _progress() as tell:
             _write(source, to, out, limit, base_model, tell)
-    except MintError as error:
-        typer.echo(f"mint export: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _write(
@@ -62,9 +59,15 @@ def _write(
     from transformers.utils.logging import disable_progress_bar
 
     from mint.engine.export import export as write
+    from mint.engine.export_proof import Different
 
     disable_progress_bar()  # there is one already
-    found = write(source, to.value, out, limit, base_model, tell)
+    try:
+        found = write(source, to.value, out, limit, base_model, tell)
+    except Different as error:
+        raise Failure(
+            str(error), "A PEFT folder (--to peft) rounds nothing; --limit allows more.", Code.ALARM
+        ) from error
     rounding = "" if found.dtype == "float32" else f", {found.beyond_rounding:.1e} beyond rounding to {found.dtype}"
     typer.echo(
         f"{out}: log-probs of {found.tokens} tokens differ from the trainer's by {found.largest:.1e} at most, "
@@ -93,43 +96,31 @@ def _progress() -> Iterator[Callable[[str], None]]:
         bar.stop()
 
 
-# Finding ------------------------------------------------------------------------------------------------------------
-
-
-def _find(checkpoint: str, base_url: str | None, work: Path, tell: Callable[[str], None]) -> Path:
+def _find(checkpoint: str, base_url: str | None, work: Path) -> Path:
     """The folder of the checkpoint, downloaded if need be."""
-    if "://" in checkpoint or checkpoint.startswith("ckpt_"):
-        return _download(checkpoint, base_url, work, tell)
+    from mint.cli.checkpoints import fetch
+
     if (Path(checkpoint) / "adapter_config.json").is_file():
         return Path(checkpoint)
-    from mint.rl.rundir import RunDir
+    if "://" not in checkpoint:
+        checkpoint, of_run = _in_run(checkpoint)
+        base_url = base_url or of_run
+    fetch(checkpoint, work, base_url)
+    return work
 
-    run, _, name = checkpoint.rstrip("/").rpartition("/")
-    records = RunDir(run).checkpoints() if run else []
+
+def _in_run(named: str) -> tuple[str, str | None]:
+    """The path of RUN/latest or RUN/NAME, and the address of the run's server."""
+    run, _, name = named.rstrip("/").rpartition("/")
+    run_dir = open_run(Path(run))
+    records = run_dir.checkpoints()
     matching = records[-1:] if name == "latest" else [record for record in records if record.name == name]
     if not matching:
-        raise NotFound(
-            f"{checkpoint} is no checkpoint: give a tinker:// path, a folder with adapter_config.json, or a run "
-            "directory and /latest or the name of one of its checkpoints."
+        there = ", ".join(record.name for record in records) or "none"
+        raise Failure(
+            f"{run} has no checkpoint {name!r}; there are: {there}.",
+            "Name one of them, or give a tinker:// path or a folder with adapter_config.json.",
+            Code.NOT_FOUND,
         )
-    config = RunDir(run).config() or {}
-    path = matching[-1].sampler_path or matching[-1].state_path
-    return _download(path, base_url or config.get("base_url"), work, tell)
-
-
-def _download(path: str, base_url: str | None, work: Path, tell: Callable[[str], None]) -> Path:
-    import httpx
-
-    import mint
-    from mint.server.archive import unpack
-
-    tell(f"downloading {path}")
-    url = mint.RestClient(base_url).get_checkpoint_archive_url_from_tinker_path(path).result().url
-    with tempfile.TemporaryFile() as archive:
-        with httpx.stream("GET", url, timeout=60) as answer:
-            if answer.status_code != 200:
-                raise NotFound(f"{path} cannot be downloaded: the server answered {answer.status_code}.")
-            for piece in answer.iter_bytes():
-                archive.write(piece)
-        archive.seek(0)
-        return unpack(archive, work, max_bytes=1 << 42)
+    config = run_dir.config() or {}
+    return matching[-1].sampler_path or matching[-1].state_path, config.get("base_url")

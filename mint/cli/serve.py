@@ -4,6 +4,7 @@ orderly end."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,14 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="Folder of runs and checkpoints.", show_default="MINT_HOME or ~/.mint")
     ] = None,
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Adapters on the device at once; idle ones go to host memory and disk and come back on use.",
+            show_default="what a quarter of the free memory holds",
+        ),
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +80,7 @@ def serve(
         data=data,
         database=database,
         checkpoints=checkpoints,
+        max_adapters=max_adapters,
         tls_cert=tls_cert,
         tls_key=tls_key,
         lean=lean,
@@ -126,6 +136,9 @@ def run(config: ServerConfig, runs: Path | None) -> None:
     from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.watch import log_as_json
+
+    log_as_json(logging.WARNING if runs is None else logging.INFO)
 
     class Serving(uvicorn.Server):
         @contextlib.contextmanager
@@ -152,7 +165,9 @@ def run(config: ServerConfig, runs: Path | None) -> None:
 
     child = runs is None
     _check_places(config)
-    engine = SupervisedEngine(config.models or None, on_failure=end, make=partial(make_engine, lean=config.lean))
+    spill = config.data.absolute() / "spill"
+    make = partial(make_engine, max_adapters=config.max_adapters, spill=spill, lean=config.lean)
+    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
     app = create_app(config, engine)
     if runs is not None:
         _show(app, runs)
@@ -163,7 +178,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         access_log=False,
-        log_level="warning",
+        log_config=None,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -187,7 +202,7 @@ def _show(app: FastAPI, runs: Path) -> None:
     from mint.dashboard import mount
     from mint.server.auth import HOUSE
 
-    def owner_of(key: str) -> str:
+    def owner_of(key: str | None) -> str:
         user = app.state.server.keys.user(key)
         return HOUSE if user.admin else str(user.name)
 

@@ -37,6 +37,7 @@ VERBS: dict[str, Verb] = {
     "serve": Verb("serve:serve", SERVE, "Serve models over HTTP."),
     "keys": Verb("keys:keys", SERVE, "Make, list, change and revoke API keys."),
     "usage": Verb("usage:usage", SERVE, "Tokens, requests, engine time and disk by key and run."),
+    "top": Verb("top:top", SERVE, "A server's queue, tokens a second, adapters, memory and tenants, live."),
     "models": Verb("models:models", SERVE, "List the models a server has, or this machine."),
     "chat": Verb("chat:chat", SERVE, "Talk to a base model, a checkpoint or a run's latest."),
     "checkpoints": Verb("checkpoints:app", SERVE, "List, download and delete checkpoints."),

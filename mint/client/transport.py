@@ -222,7 +222,7 @@ class Transport:
                         backoff_when_full = self._backoff(patience_when_full)
                         self._say(f"{failure} Waiting for it.")
                     else:
-                        self._tell(failure, backoff_when_full)
+                        self._tell(failure, backoff_when_full, at_once=True)
                     if await backoff_when_full.wait(_retry_after(response)):
                         continue
                 if not _may_pass(status, backoff.attempts):
@@ -241,9 +241,9 @@ class Transport:
         if key is not None:
             headers["X-API-Key"] = key
 
-    def _tell(self, failure: MintError, backoff: Backoff) -> None:
+    def _tell(self, failure: MintError, backoff: Backoff, at_once: bool = False) -> None:
         """Says that something is being waited for that should not have to be."""
-        if backoff.attempts >= 3:
+        if at_once or backoff.attempts >= 3:
             self._say(f"{failure} Trying again for up to {backoff.patience:.0f} s.")
 
     def _say(self, text: str) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from mint.dashboard.data import Series
 
-POINTS = 500
-"""Most points of one curve; a chart is some 600 pixels wide."""
+POINTS = 400
+"""Most points of one curve; a chart is some 400 pixels wide."""
 
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for a two-sided 95 % interval with 1, 2, ... 9 degrees of freedom; beyond, the normal's 1.96 is near."""

@@ -25,6 +25,8 @@ DEEPEST = 3
 """Folders below the runs folder in which a run may lie."""
 PATIENCE = 45.0
 """Seconds without a new line after which a run that takes no longer for a step is called stopped."""
+START_PATIENCE = 600.0
+"""The same before the first step: models are loaded, and an evaluation comes first."""
 
 REWARD = ("env/all/reward/total", "reward/mean", "reward")
 HOLDOUT = ("test/env/all/reward/total", "test/reward", "holdout/reward")
@@ -192,10 +194,9 @@ class Run:
         if (self.done or 0) >= 1 or any(line.get("final") for line in self.checkpoints):
             return "finished"
         silent = time.time() - self.touched
-        waits = max(PATIENCE, 6 * (self.step_seconds or 0))
-        if silent > waits:
-            return "stopped"
-        return "running" if self.last_step >= 0 else "starting"
+        if self.last_step < 0:
+            return "starting" if silent < START_PATIENCE else "stopped"
+        return "running" if silent < max(PATIENCE, 6 * (self.step_seconds or 0)) else "stopped"
 
     @property
     def seconds_left(self) -> float | None:

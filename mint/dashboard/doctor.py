@@ -35,7 +35,7 @@ class DoctorPage:
                 ["The doctor reads rollouts, which are written with every step. Come back when the first is done."],
             )
             return
-        with ui.element("div").classes("row"):
+        with ui.element("div").classes("flow"):
             self.note = ui.label().classes("muted")
             ui.element("div").classes("grow")
             self.button = ui.element("button").classes("plain").on("click", self._examine)
@@ -101,9 +101,9 @@ class DoctorPage:
         link = run_link(self.viewer, self.run, "step", step=last)
         samples = "".join(map(self._sample, finding.get("samples") or []))
         markup(
-            f'<div class="card finding {severity}"><div class="row"><span class="chip {severity}">{severity}</span>'
+            f'<div class="card finding {severity}"><div class="flow"><span class="chip {severity}">{severity}</span>'
             f'<b>{kind}</b><a class="chip" href="{link}">{where}</a>{behind}</div><h3>{sentence}</h3>'
-            f'<div class="row">{figures}</div><div class="remedy"><b>What to do</b>&ensp;{remedy}</div>{samples}</div>'
+            f'<div class="flow">{figures}</div><div class="remedy"><b>What to do</b>&ensp;{remedy}</div>{samples}</div>'
         )
 
     def _sample(self, sample: dict[str, Any]) -> str:

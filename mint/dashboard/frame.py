@@ -37,8 +37,6 @@ def page(request: Request, title: str, place: str = "") -> Iterator[Viewer]:
     """The frame; the page is built inside."""
     viewer = viewer_of(request)
     ui.page_title(f"{title} · MinT")
-    theme = request.cookies.get("mint_theme")
-    ui.dark_mode(None if theme is None else theme == "dark")
     ui.colors(primary="#12a37f")
     mark = hashlib.sha256(b"".join((STATIC / name).read_bytes() for name in ("style.css", "mint.js"))).hexdigest()[:8]
     assets = viewer.link(ASSETS)
@@ -47,7 +45,7 @@ def page(request: Request, title: str, place: str = "") -> Iterator[Viewer]:
     )
     with ui.element("header").classes("topbar"):
         markup(_bar(viewer, place)).style("display: contents")
-    with ui.element("main").classes("page"):
+    with ui.element("div").classes("page"):
         yield viewer
 
 
@@ -86,10 +84,8 @@ def run_heading(viewer: Viewer, run: Run, here: str) -> None:
         f'<div class="crumbs"><a class="up" href="{viewer.link("/")}">Runs</a><span class="slash">/</span>'
         f"<h1>{name}</h1></div>"
     )
-    alarms = sum(alarm.severity == "alarm" for alarm in run.alarms)
-    others = len(run.alarms) - alarms
-    count = f'<span class="chip alarm count">{alarms}</span>' if alarms else ""
-    count += f'<span class="chip warning count">{others}</span>' if others and not alarms else ""
+    worst = "alarm" if any(alarm.severity == "alarm" for alarm in run.alarms) else "warning"
+    count = f'<span class="chip {worst} count">{len(run.alarms)}</span>' if run.alarms else ""
     pages = (("run", "Curves", ""), ("step", "Rollouts", ""), ("ledger", "Ledger", ""), ("doctor", "Doctor", count))
     tabs = "".join(
         f'<a href="{run_link(viewer, run, path)}" class="{"here" if name == here else ""}">{name}{more}</a>'

@@ -12,6 +12,7 @@ import hashlib
 import html
 import secrets
 import time
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
@@ -21,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mint.dashboard.site import SCOPE, Site, Viewer
+from mint.dashboard.site import HOUSE, SCOPE, Site, Viewer
 from mint.errors import MintError
 
 COOKIE = "mint_dashboard"
@@ -33,13 +34,20 @@ LONGEST_FORM = 4096
 STATIC = Path(__file__).parent / "static"
 
 
+@dataclass(frozen=True)
+class _Session:
+    expires: float
+    key: str
+    viewer: Viewer
+
+
 class Gate:
     """Middleware in front of the dashboard's part of an application; everything else passes."""
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self.app = app
         self.site = site
-        self._sessions: dict[bytes, tuple[float, Viewer, str]] = {}
+        self._sessions: dict[bytes, _Session] = {}
         self._everybody: Viewer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,11 +69,12 @@ class Gate:
     async def _admit(self, scope: Scope, receive: Receive) -> Response | None:
         """None: let it through."""
         headers = Headers(scope=scope)
-        if refusal := self._refusal(headers):
+        free = self._owner(None) is not None
+        if refusal := self._refusal(headers, free):
             return PlainTextResponse(refusal, 403)
         if scope["path"] == self.site.prefix and self.site.prefix:
             return RedirectResponse(f"{self.site.prefix}/", 307)
-        if self._is_open():
+        if free:
             self._everybody = self._everybody or self.site.viewer(_address(scope))
             scope[SCOPE] = self._everybody
             return None
@@ -73,34 +82,31 @@ class Gate:
         if action == "/login" and scope["type"] == "http":
             return await self._login(Request(scope, receive))
         session = self._session(headers)
-        if session is None:
+        if session is None or self._owner(session[1].key) != session[1].viewer.owner:  # a key may be revoked
             goal = quote(f"{scope['path']}?{scope.get('query_string', b'').decode('latin-1')}".rstrip("?"))
             wants_page = "text/html" in headers.get("accept", "")
             to_login = RedirectResponse(f"{self.site.prefix}/login?then={goal}", 303)
             return to_login if wants_page else PlainTextResponse("sign in at the dashboard first", 401)
-        token, viewer = session
+        token, kept = session
         if action == "/logout":
             self._sessions.pop(token, None)
             return RedirectResponse(f"{self.site.prefix}/login", 303)
-        scope[SCOPE] = viewer
+        scope[SCOPE] = kept.viewer
         return None
 
-    def _is_open(self) -> bool:
-        """Whether nobody needs a key. A server may get its first one while it runs."""
-        return self.site.owner_of is None or self._lets_in("")
-
-    def _lets_in(self, key: str) -> bool:
-        assert self.site.owner_of is not None
+    def _owner(self, key: str | None) -> str | None:
+        """None for a key that is not let in."""
+        if self.site.owner_of is None:
+            return HOUSE
         try:
-            self.site.owner_of(key)
+            return self.site.owner_of(key)
         except MintError:
-            return False
-        return True
+            return None
 
-    def _refusal(self, headers: Headers) -> str | None:
+    def _refusal(self, headers: Headers, free: bool) -> str | None:
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname or ""
-        if self._is_open() and name not in LOOPBACK:
+        if free and name not in LOOPBACK:
             return (
                 f"The dashboard was asked for under the name {name!r}. Without keys it answers only to 127.0.0.1 and "
                 "localhost: set MINT_API_KEY to a secret of your choice before starting it, or forward the port.\n"
@@ -110,7 +116,7 @@ class Gate:
             return f"A page of {origin} may not use this dashboard.\n"
         return None
 
-    def _session(self, headers: Headers) -> tuple[bytes, Viewer] | None:
+    def _session(self, headers: Headers) -> tuple[bytes, _Session] | None:
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
@@ -119,9 +125,7 @@ class Gate:
             return None
         token = _digest(cookie.value)
         session = self._sessions.get(token)
-        if session is None or session[0] <= time.time() or not self._lets_in(session[2]):
-            return None  # it ends with the key it was opened with
-        return token, session[1]
+        return (token, session) if session is not None and session.expires > time.time() else None
 
     async def _login(self, request: Request) -> Response:
         then = self._safe(request.query_params.get("then", ""))
@@ -130,19 +134,14 @@ class Gate:
         if int(request.headers.get("content-length", LONGEST_FORM + 1)) > LONGEST_FORM:
             return self._form(then, "That is longer than any key.", 400)
         key = parse_qs((await request.body()).decode(errors="replace")).get("key", [""])[0].strip()
-        assert self.site.owner_of is not None
-        try:
-            owner = self.site.owner_of(key)
-        except MintError:
+        owner = self._owner(key)
+        if owner is None:
             await asyncio.sleep(WRONG_KEY_SECONDS)
             return self._form(then, "The server does not know this key.", 401)
         self._forget_old()
         token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = (
-            time.time() + SESSION_SECONDS,
-            self.site.viewer(_address(request.scope), key, owner),
-            key,
-        )
+        viewer = self.site.viewer(_address(request.scope), key, owner)
+        self._sessions[_digest(token)] = _Session(time.time() + SESSION_SECONDS, key, viewer)
         answer = RedirectResponse(then, 303)
         secure = request.url.scheme == "https"
         path = self.site.prefix or "/"
@@ -151,7 +150,7 @@ class Gate:
 
     def _forget_old(self) -> None:
         now = time.time()
-        self._sessions = {token: session for token, session in self._sessions.items() if session[0] > now}
+        self._sessions = {token: session for token, session in self._sessions.items() if session.expires > now}
 
     def _safe(self, then: str) -> str:
         """A page of ours, wherever the link came from."""
@@ -173,11 +172,8 @@ class Gate:
 def _address(scope: Scope) -> str:
     """Where this application was reached, as the machine itself can reach it."""
     host, port = scope["server"]
-    return f"{_scheme(scope)}://[{host}]:{port}" if ":" in host else f"{_scheme(scope)}://{host}:{port}"
-
-
-def _scheme(scope: Scope) -> str:
-    return "https" if scope["scheme"] in ("https", "wss") else "http"
+    scheme = "https" if scope["scheme"] in ("https", "wss") else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _digest(token: str) -> bytes:

@@ -15,7 +15,7 @@ from mint.dashboard.frame import broken_lines, empty, go, help_mark, page, run_h
 from mint.dashboard.opening import opened
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
-from mint.dashboard.theme import percent, short
+from mint.dashboard.theme import percent, preview, short
 from mint.rl.ledger import EVIDENCE, STATES, Ledger, Visit
 
 ROWS = 20
@@ -91,7 +91,7 @@ class LedgerPage:
             with ui.element("div").classes("card").style("padding: 6px 0"):
                 for state in STATES:
                     with ui.element("div").classes("tile").style("border-left: 0"):
-                        with ui.element("div").classes("row"):
+                        with ui.element("div").classes("flow"):
                             ui.label(state).classes(f"chip {state}")
                             ui.label(str(counts[state])).style("font-size: 20px; font-weight: 620")
                         ui.label(MEANING[state]).classes("more").style("white-space: normal")
@@ -106,7 +106,7 @@ class LedgerPage:
                 Plot(options, run_link(self.viewer, self.run, "step") + "?step=")
 
     def _tools(self) -> None:
-        with ui.element("div").classes("row"):
+        with ui.element("div").classes("flow"):
             box = ui.input(value=self.query, placeholder="Search prompts", on_change=self._search)
             box.props("dense outlined clearable debounce=200").classes("search").style("width: 300px")
             states = {None: f"all {len(self.problems)}"} | {state: state for state in STATES}
@@ -172,7 +172,7 @@ class LedgerPage:
         change = 100 * problem.gain
         return {
             "name": problem.name,
-            "prompt": short(prompt, 140),
+            "prompt": preview(prompt, 140),
             "id": "" if prompt == problem.name else short(problem.name, 60),
             "state": problem.state,
             "rate": percent(problem.rate),

@@ -28,14 +28,15 @@ def mount(
     app: FastAPI,
     runs: str | Path = "runs",
     server: ClientConfig | None = LOCAL,
-    owner_of: Callable[[str], str] | None = None,
+    owner_of: Callable[[str | None], str] | None = None,
     prefix: str = "",
 ) -> None:
     """Adds the dashboard of the runs in a folder, under `prefix`.
 
     `server` is where the playground and the server page ask: without an address a local server, started when it is
     first needed; None means the application itself.
-    With `owner_of`, which gives the owner of a key or raises `MintError`, visitors are asked for a key.
+    `owner_of` gives the owner of a key or raises `MintError`; visitors are asked for a key unless it has an owner for
+    None.
     """
     pages.add_static_files(ASSETS, STATIC)
     ui.run_with(
@@ -43,6 +44,7 @@ def mount(
         mount_path=prefix or "/",
         title="MinT",
         favicon=ICON,
+        dark=None,  # as the system asks, until somebody chooses (static/mint.js)
         show_welcome_message=False,
         reconnect_timeout=30.0,
         tailwind=False,

@@ -125,7 +125,7 @@ class Playground:
     # ------------------------------------------------------------------------------------------------ parts
 
     def _settings(self) -> None:
-        with ui.element("div").classes("card row").style("padding: 8px 16px; gap: 18px"):
+        with ui.element("div").classes("card flow").style("padding: 8px 16px; gap: 18px"):
             kinds = ui.toggle({True: "Chat", False: "Complete"}, value=True, on_change=self._set_chat)
             kinds.props("dense no-caps unelevated padding='4px 14px'")
             ui.label("Temperature").classes("muted")
@@ -153,7 +153,7 @@ class Playground:
         return talk, meta
 
     def _prompt(self) -> None:
-        with ui.element("div").classes("card row").style("padding: 8px 10px; flex-wrap: nowrap"):
+        with ui.element("div").classes("card flow").style("padding: 8px 10px; flex-wrap: nowrap"):
             self.asked = ui.textarea(placeholder="What is 47 + 38?").classes("grow")
             self.asked.props("dense borderless autogrow rows=1")
             self.asked.on("keydown.enter.exact.prevent", self._ask)
@@ -192,6 +192,7 @@ class Playground:
         seed = None if self.seed.value is None else int(self.seed.value)
         body = body_of(side, self.chat, prompt, float(self.temperature.value), int(self.max_tokens.value or 64), seed)
         route = "v1/chat/completions" if self.chat else "v1/completions"
+        self._draw(which, prompt)
         drawn = 0.0
         now = asyncio.get_running_loop().time
         try:
@@ -226,7 +227,8 @@ class Playground:
         talk.set_content("".join(parts))
         total = sum(logprob for _, logprob in side.tokens)
         mean = number(total / len(side.tokens)) if side.tokens else ""
-        meta.set_content(f"{len(side.tokens)} tokens · log-prob {number(total)}, {mean} a token" if side.tokens else "")
+        waiting = "waiting for the first token; a model is loaded when it is first used" if side.busy else ""
+        meta.set_content(f"{len(side.tokens)} tokens · log-prob {number(total)}, {mean} a token" if mean else waiting)
 
 
 @ui.page("/playground")

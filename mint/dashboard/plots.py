@@ -15,7 +15,10 @@ class Plot:
         self._drawn = options
         self._chart = ui.echart(options)
         script = f"mint.chart({self._chart.id}, {json.dumps(opens)}, {json.dumps(group)})"
-        ui.context.client.on_connect(lambda: self._chart.client.run_javascript(script))
+        client = self._chart.client
+        client.on_connect(lambda: client.run_javascript(script))
+        if client.has_socket_connection:
+            client.run_javascript(script)
 
     def draw(self, options: Options) -> None:
         if options == self._drawn:

@@ -14,7 +14,7 @@ from mint.dashboard.frame import STATIC, banner, broken_lines, empty, go, page, 
 from mint.dashboard.index import Group, Head, StepIndex
 from mint.dashboard.opening import opened
 from mint.dashboard.site import Viewer
-from mint.dashboard.theme import number, short
+from mint.dashboard.theme import number, preview
 from mint.rl.rundir import RolloutRecord
 
 MOST_SAMPLES = 32
@@ -58,7 +58,7 @@ class StepPage:
 
     def _bar(self) -> None:
         """Which step, and the way to its neighbours."""
-        with ui.element("div").classes("row"):
+        with ui.element("div").classes("flow"):
             for by, text, tip in ((-1, "◂", "Previous step ([)"), (1, "▸", "Next step (])")):
                 with ui.element("button").classes("plain").on("click", lambda _, by=by: self._go(by)):
                     ui.label(text)
@@ -182,7 +182,7 @@ def holds(group: Group, query: str) -> bool:
 
 
 def summary(group: Group) -> dict[str, Any]:
-    return {"n": group.number, "prompt": short(group.prompt, 120), "rewards": group.rewards, "mean": group.mean}
+    return {"n": group.number, "prompt": preview(group.prompt, 120), "rewards": group.rewards, "mean": group.mean}
 
 
 def fitting(members: tuple[Head, ...]) -> tuple[Head, ...]:
@@ -202,7 +202,7 @@ def sample(head: Head, record: RolloutRecord) -> dict[str, Any]:
         "tokens": head.tokens,
         "stop": head.stop_reason,
         "trained": head.trained,
-        "terms": sorted(head.terms.items()),
+        "terms": sorted(head.terms.items(), key=lambda term: (not term[1], term[0])),
         "answer": str(logs["reference"]) if "reference" in logs else None,
         "calls": [call_text(call) for call in calls_of(logs)],
         "pieces": record.completion_pieces or [str(token) for token in record.completion_tokens],

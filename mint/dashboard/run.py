@@ -28,7 +28,7 @@ from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, STATUS_WORDS, ago, duration, number
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 0.25
 
 
 class RunPage:
@@ -124,7 +124,7 @@ class RunPage:
         return tiles_html(tiles)
 
     def _tools(self) -> None:
-        with ui.element("div").classes("row"):
+        with ui.element("div").classes("flow"):
             ui.label("Smoothing").classes("muted")
             ui.slider(min=0, max=0.95, step=0.05, value=0, on_change=self._smooth).style("width: 150px")
             ui.element("div").classes("grow")

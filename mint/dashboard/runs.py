@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request
 from nicegui import events, ui
+from nicegui import run as background
 
 from mint.dashboard.charts import Line, line_chart, sparkline
 from mint.dashboard.curves import joined
@@ -74,21 +75,35 @@ COLUMNS: list[dict[str, Any]] = [
 class RunsPage:
     def __init__(self, viewer: Viewer) -> None:
         self.viewer = viewer
-        self.runs = viewer.library.runs()
-        self.chosen = [run.name for run in self.runs if len(run.series(*REWARD)) > 1][:COMPARED]
+        self.runs: list[Run] = []
+        self.chosen: list[str] = []
         self.metric = COMMON[0]
         self.smoothing = 0.0
         self.by_seed = False
         self.seen: object = None
 
     def build(self) -> None:
-        if not self.runs:
-            self._nothing()
-            ui.timer(REFRESH_SECONDS, self._appear)
-            return
-        self._compare()
-        self._table()
-        ui.timer(REFRESH_SECONDS, self._refresh)
+        self.box = ui.element("div").style("display: flex; flex-direction: column; gap: 14px")
+        with self.box:
+            ui.label("Reading runs…").classes("muted")
+        ui.timer(0, self._open, once=True)
+
+    async def _open(self) -> None:
+        await self._read()
+        self.chosen = [run.name for run in self.runs if len(run.series(*REWARD)) > 1][:COMPARED]
+        self.box.clear()
+        with self.box:
+            if not self.runs:
+                self._nothing()
+                ui.timer(REFRESH_SECONDS, self._appear)
+                return
+            self._compare()
+            self._table()
+            ui.timer(REFRESH_SECONDS, self._refresh)
+
+    async def _read(self) -> None:
+        """In a thread: many long runs take seconds when they are read for the first time."""
+        self.runs = await background.io_bound(self.viewer.library.runs) or []
 
     def _nothing(self) -> None:
         folder = self.viewer.library.folder
@@ -111,7 +126,7 @@ class RunsPage:
 
     def _compare(self) -> None:
         with ui.element("div").classes("card chart-card tall"):
-            with ui.element("div").classes("row").style("padding: 0 2px 8px"):
+            with ui.element("div").classes("flow").style("padding: 0 2px 8px"):
                 ui.label("Compare").style("font-weight: 650; font-size: 15px")
                 names = list(COMMON) + sorted({name for run in self.runs for name in run.names})
                 picked = ui.select(names, value=self.metric, with_input=True, on_change=self._set_metric)
@@ -166,9 +181,9 @@ class RunsPage:
         self.chosen = [line["name"] for line in self.table.selected]
         self.plot.draw(self._options())
 
-    def _refresh(self) -> None:
+    async def _refresh(self) -> None:
         before = [run.name for run in self.runs]
-        self.runs = self.viewer.library.runs()
+        await self._read()
         names = [run.name for run in self.runs]
         self.chosen += [name for name in names if name not in before and len(self.chosen) < COMPARED]
         seen = [(run.name, run.version, run.status) for run in self.runs]
@@ -190,7 +205,7 @@ def lines_of(runs: list[Run], names: tuple[str, ...], by_seed: bool) -> list[Lin
     lines = []
     for i, family in enumerate(families.values()):
         mean, half = joined([run.series(*names) for run in family])
-        label = family[0].name if len(family) == 1 else f"{common_name(family)} ({len(family)} seeds)"
+        label = family[0].name if len(family) == 1 else f"{common_name(family)} ({len(family)} runs)"
         lines.append(Line(label, mean, PALETTE[i % len(PALETTE)], band=half if len(family) > 1 else None))
     return lines
 

@@ -1,10 +1,10 @@
-"""What a server holds and does: models, training clients, checkpoints, sessions."""
+"""What a server does and holds: queue, throughput, memory, tenants; models, training clients, checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import html
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,9 +12,9 @@ from fastapi import Request
 from nicegui import ui
 
 from mint.dashboard.frame import empty, markup, page, section, tiles_html
-from mint.dashboard.serving import ServerDown, Serving
+from mint.dashboard.serving import Refused, ServerDown, Serving
 from mint.dashboard.site import Viewer
-from mint.dashboard.theme import NOTHING, ago, number, size
+from mint.dashboard.theme import NOTHING, ago, duration, number, size
 from mint.errors import MintError
 
 REFRESH_SECONDS = 2.0
@@ -28,18 +28,59 @@ class Overview:
     runs: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[Any] = field(default_factory=list)
+    figures: dict[str, Any] | None = None
+    """What the server is doing, as `mint top` shows it; None where this key may not know or the server does not say."""
+
+
+async def figures_of(serving: Serving) -> dict[str, Any] | None:
+    try:
+        figures: dict[str, Any] = await serving.get("api/v1/mint/status")
+    except Refused as error:
+        if error.answered in (403, 404):
+            return None
+        raise
+    return figures
 
 
 async def overview(serving: Serving) -> Overview:
-    models, runs, checkpoints, sessions = await asyncio.gather(
+    models, runs, checkpoints, sessions, figures = await asyncio.gather(
         serving.get("api/v1/get_server_capabilities"),
         serving.get("api/v1/training_runs", limit=200),
         serving.get("api/v1/checkpoints", limit=200),
         serving.get("api/v1/sessions", limit=200),
+        figures_of(serving),
     )
     return Overview(
-        models["supported_models"], runs["training_runs"], checkpoints["checkpoints"], sessions.get("sessions", [])
+        models["supported_models"],
+        runs["training_runs"],
+        checkpoints["checkpoints"],
+        sessions.get("sessions", []),
+        figures,
     )
+
+
+def doing(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A server's figures as tiles."""
+    queue, rate, engine = figures["queue"], figures["tokens_per_second"], figures["engine"]
+    adapters, memory = figures["adapters"], figures["memory"]
+    running, waiting = engine.get("samples_running", 0), engine.get("samples_waiting", 0)
+    used, blocks = engine.get("kv_blocks_used", 0), engine.get("kv_blocks_total", 0)
+    kept = ", ".join(f"{there['count']} {tier}" for tier, there in adapters.items())
+    why = figures["not_ready_because"] or queue["queue_state_reason"] or "takes requests"
+    return [
+        ("State", "ready" if figures["ready"] else "not ready", html.escape(why)),
+        ("Queue", number(queue["requests"]), f"requests, and {number(queue['samples'])} samples"),
+        ("Tokens a second", number(rate["sampled"]), f"sampled, {number(rate['trained'])} trained on"),
+        ("Sampling", number(running), f"sequences, {number(waiting)} wait"),
+        ("Cache", f"{100 * used / blocks:.0f} %" if blocks else NOTHING, f"of {number(blocks)} blocks"),
+        ("Adapters", number(sum(there["count"] for there in adapters.values())), kept),
+        (
+            "Memory",
+            size(memory["engine_bytes"]),
+            f"engine, {size(memory['free_bytes'])} free",
+        ),
+        ("Up", duration(figures["uptime_seconds"]), f"{number(engine['restarts'])} restarts of the engine"),
+    ]
 
 
 def moment(text: str | None) -> str:
@@ -55,6 +96,8 @@ class ServerPage:
         self.seen: object = None
 
     def build(self) -> None:
+        self.tiles = markup("").classes("card")
+        self.tiles.set_visibility(False)
         self.box = ui.element("div").style("display: flex; flex-direction: column; gap: 12px")
         with self.box:
             ui.label("Asking the server…").classes("muted")
@@ -68,6 +111,11 @@ class ServerPage:
             found = error
         except MintError as error:
             found = error
+        figures = found.figures if isinstance(found, Overview) else None
+        self.tiles.set_visibility(figures is not None)
+        if isinstance(found, Overview) and figures is not None:  # these change all the time, what is below does not
+            self.tiles.set_content(tiles_html(doing(figures)))
+            found = replace(found, figures={"tenants": figures["tenants"]})
         if repr(found) == repr(self.seen):
             return
         self.seen = found
@@ -81,6 +129,8 @@ class ServerPage:
                 empty("The server refused", [str(found)])
 
     def _show(self, found: Overview) -> None:
+        if found.figures is not None:
+            self._tenants(found.figures["tenants"])
         stored = sum(line.get("size_bytes") or 0 for line in found.checkpoints)
         figures = (
             ("Models", len(found.models), "ready or loaded on first use"),
@@ -125,6 +175,17 @@ class ServerPage:
                 for line in found.checkpoints[:100]
             ],
             "Nothing is saved.",
+        )
+
+    def _tenants(self, tenants: list[dict[str, Any]]) -> None:
+        section("Tenants")
+        _table(
+            ["Tenant", "Sessions", "Adapters", "Requests under way", "Samples under way"],
+            [
+                [one["name"], *(number(one[name]) for name in ("sessions", "models", "requests", "samples"))]
+                for one in tenants
+            ],
+            "Nobody is connected.",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from mint.config import ClientConfig
-from mint.errors import Internal, MintError
+from mint.errors import Internal
 from mint.local import local_server
 
 ASK_SECONDS = 5.0
@@ -21,6 +21,14 @@ READ_SECONDS = 300.0
 
 class ServerDown(Internal):
     """Nobody answers at the address."""
+
+
+class Refused(Internal):
+    """The server answered with an error."""
+
+    def __init__(self, answered: int, text: str) -> None:
+        super().__init__(f"The server answered {answered}: {text}")
+        self.answered = answered
 
 
 @dataclass(frozen=True)
@@ -93,13 +101,13 @@ class Serving:
         )
 
 
-def _error(answer: httpx.Response) -> MintError:
+def _error(answer: httpx.Response) -> Refused:
     try:
         told = answer.json()
         text = told.get("detail") or told["error"]["message"]
     except (ValueError, KeyError, TypeError, AttributeError):
         text = answer.text[:300]
-    return Internal(f"The server answered {answer.status_code}: {text}")
+    return Refused(answer.status_code, text)
 
 
 def _piece(event: dict[str, Any]) -> Piece:

@@ -41,8 +41,9 @@ class Site:
     server: ClientConfig | None = field(default_factory=ClientConfig)
     """Where the playground and the server page ask; without an address a local server, started when it is first
     needed; None: the very application this is mounted in."""
-    owner_of: Callable[[str], str] | None = None
-    """The owner of a key, or `MintError` for a key that is not let in; None: nobody is asked for one."""
+    owner_of: Callable[[str | None], str] | None = None
+    """The owner of a key, or `MintError` for a key that is not let in. It is asked with None as well, and gives an
+    owner where no key is needed. Without this function nobody is asked for a key."""
     prefix: str = ""
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ STATUS_WORDS: Mapping[str, str] = {
     "unreadable": "Its config.json cannot be read.",
 }
 NOTHING = "–"
+CHAT_MARKS = re.compile(r"<\|[^|<>]*\|>")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -78,6 +80,11 @@ def size(count: float | None) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def preview(text: str, length: int) -> str:
+    """A prompt in a list, without the marks of its chat template."""
+    return short(CHAT_MARKS.sub(" ", text), length)
 
 
 def short(text: str, length: int) -> str:

@@ -21,6 +21,8 @@ class Device:
     dtype: torch.dtype
     """Of the base weights and activations; adapters train in float32 whatever this is."""
     reason: str
+    steady: bool = False
+    """On a GPU: no sample depends on its company, at some cost (docs/determinism.md). On the CPU none ever does."""
 
 
 @dataclass(frozen=True)

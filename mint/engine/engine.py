@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,46 +25,17 @@ from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.memory import used_memory
-from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
-from mint.engine.sampler.sampler import Sampler
-from mint.engine.trainer import Trainer
-from mint.engine.verify import History, Proof, Verifier, check_copy
+from mint.engine.residence import Pin, Residence, Room
+from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
+from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker
-from mint.errors import BadRequest, NotFound
+from mint.errors import BadRequest, Lost, MintError, NotFound
+from mint.machine import process_memory
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Runtime:
-    """A base model with its trainer and its sampler."""
-
-    def __init__(self, name: str, device: Device | None, lean: bool = False) -> None:
-        self.model = BaseModel.load(name, device)
-        self.trainer = Trainer(self.model, lean=lean)
-        self.sampler = Sampler(self.model)
-        self.verifier = Verifier(self.model, self.trainer, self.sampler)
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """An adapter in training."""
-
-    runtime: Runtime
-    adapter: Adapter
-    optimizer: AdamW
-    history: History = field(default_factory=History)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Weights that do not change any more; without an adapter, the base model's own."""
-
-    runtime: Runtime
-    adapter: Adapter | None
-    proof: Proof
 
 
 class Engine:
@@ -73,9 +43,17 @@ class Engine:
 
     generation = 0
 
-    def __init__(self, models: Sequence[str] | None = None, device: Device | None = None, lean: bool = False) -> None:
-        """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then. `lean`: training
-        computes activations again rather than keeping them."""
+    def __init__(
+        self,
+        models: Sequence[str] | None = None,
+        device: Device | None = None,
+        room: Room | int | None = None,
+        spill: Path | None = None,
+        lean: bool = False,
+    ) -> None:
+        """`models`: exactly these, loaded now; None: any model may be asked for and is loaded then. `room`: how many
+        adapters may be on the device at once, where a number leaves the bytes to be measured; `spill`: the folder in
+        which the others wait. `lean`: training computes activations again rather than keeping them."""
         self._catalogue = None if models is None else tuple(models)
         self._device = device
         self._lean = lean
@@ -88,6 +66,10 @@ class Engine:
         self._policies: dict[str, Policy] = {}
         self._tokens_trained = 0
         self._worker = Worker(lambda: [runtime.sampler for runtime in self._runtimes.values()])
+        self._room = room
+        self._residence = Residence(self._worker.call_soon, spill)
+        for runtime in self._runtimes.values():
+            self._measure_room(runtime)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The calls, from any thread
@@ -108,7 +90,10 @@ class Engine:
                 raise BadRequest(f"there is already an adapter {adapter!r}; release it first or choose another name.")
             runtime = yield from self._runtime(base_model)
             weights = runtime.model.new_adapter(lora)
-            self._tenants[adapter] = Tenant(runtime, weights, AdamW(weights))
+            optimizer = AdamW(weights)
+            holding, pin = self._residence.add(Trained(weights, optimizer))
+            self._tenants[adapter] = Tenant(runtime, weights, optimizer, holding)
+            pin.release()
             return weights.facts()
 
         return self._worker.submit(adapter, work)
@@ -116,62 +101,56 @@ class Engine:
     def forward(
         self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
     ) -> Future[ForwardBackwardOutput]:
-        return self._worker.submit(adapter, partial(self._pass, adapter, data, loss_fn, config, False))
+        return self._train(adapter, partial(self._pass, data, loss_fn, config, False))
 
     def forward_backward(
         self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
     ) -> Future[ForwardBackwardOutput]:
-        return self._worker.submit(adapter, partial(self._pass, adapter, data, loss_fn, config, True))
+        return self._train(adapter, partial(self._pass, data, loss_fn, config, True))
 
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
-        def work() -> dict[str, float]:
-            tenant = self._tenant(adapter)
+        def work(tenant: Tenant) -> dict[str, float]:
             tenant.runtime.model.use_threads()
             return tenant.optimizer.step(params) | tenant.history.figures
 
-        return self._worker.submit(adapter, work)
+        return self._train(adapter, work)
 
     def save_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[int]:
-        def work() -> int:
-            tenant = self._tenant(adapter)
+        def work(tenant: Tenant) -> int:
             return checkpoint.save(folder, tenant.adapter, tenant.optimizer if optimizer else None)
 
-        return self._worker.submit(adapter, work)
+        return self._train(adapter, work)
 
     def load_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[None]:
-        def work() -> None:
-            tenant = self._tenant(adapter)
+        def work(tenant: Tenant) -> None:
             checkpoint.read(folder).load_into(tenant.adapter, tenant.optimizer, optimizer)
             tenant.history.forget()
 
-        return self._worker.submit(adapter, work)
+        return self._train(adapter, work)
 
     def save_state(self, adapter: str, folder: str) -> Future[int]:
-        def work() -> Future[int]:
-            tenant = self._tenant(adapter)
+        def work(tenant: Tenant) -> Future[int]:
             return self._writer.submit(checkpoint.state_of(tenant.adapter, tenant.optimizer).write, Path(folder))
 
-        return _after(self._worker.submit(adapter, work))
+        return _after(self._train(adapter, work))
 
     def load_state(self, adapter: str, folder: str) -> Future[None]:
-        def work() -> None:
-            tenant = self._tenant(adapter)
+        def work(tenant: Tenant) -> None:
             checkpoint.load_state(folder, tenant.adapter, tenant.optimizer)
 
-        return self._worker.submit(adapter, work)
+        return self._train(adapter, work)
 
     def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
-        def work() -> Future[dict[str, float]]:
+        def work(tenant: Tenant) -> Future[dict[str, float]]:
             started = time.perf_counter()
-            tenant = self._tenant(adapter)
             copy = tenant.adapter.snapshot(tenant.runtime.model.dtype)
             check_copy(tenant.adapter, copy)
             version = tenant.optimizer.steps
-            self._set_policy(policy, Policy(tenant.runtime, copy, Proof(copy, version, tenant.history)))
+            pin = self._add_policy(policy, tenant.runtime, copy, Proof(copy, version, tenant.history))
             took = {"snapshot_seconds": time.perf_counter() - started, "optimizer_steps": float(version)}
-            return self._writer.submit(_keep, copy, folder, took)
+            return self._writer.submit(self._keep, policy, copy, pin, folder, took)
 
-        taken = self._worker.submit(adapter, work, quick=True)
+        taken = self._train(adapter, work, quick=True)
 
         def wait() -> Steps:
             yield taken
@@ -183,8 +162,11 @@ class Engine:
         def work() -> Steps:
             runtime = yield from self._runtime(base_model)
             saved = None if folder is None else checkpoint.read(folder)
-            adapter = None if saved is None else saved.policy(runtime.model.linears, runtime.model.dtype)
-            self._set_policy(policy, Policy(runtime, adapter, Proof(adapter)))
+            if saved is None:
+                self._set_policy(policy, Policy(runtime, None, None, Proof(None)))
+            else:
+                adapter = saved.policy(runtime.model.linears, runtime.model.dtype)
+                self._add_policy(policy, runtime, adapter, Proof(adapter)).release()
 
         return self._worker.submit(policy, work)
 
@@ -201,9 +183,8 @@ class Engine:
 
     def release(self, name: str) -> Future[None]:
         def work() -> None:
-            self._tenants.pop(name, None)
-            if policy := self._policies.pop(name, None):
-                self._forget(policy)
+            self._forget_tenant(name)
+            self._forget_policy(name)
 
         return self._worker.submit(name, work, quick=True)
 
@@ -214,6 +195,7 @@ class Engine:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
         self._writer.shutdown()
+        self._residence.close()
 
     # ----------------------------------------------------------------------------------------------------------------
     # On the worker
@@ -232,7 +214,31 @@ class Engine:
             del self._loading[name]  # after a failure the next call tries again
         if name not in self._runtimes:
             self._runtimes[name] = loading.result()
+            self._measure_room(self._runtimes[name])
         return self._runtimes[name]
+
+    def _measure_room(self, runtime: Runtime) -> None:
+        """After each base model, as it leaves less."""
+        room = self._room
+        self._residence.room = room if isinstance(room, Room) else Room.measured(runtime.model.device, room)
+
+    def _train(self, name: str, work: Callable[[Tenant], Any], quick: bool = False) -> Future[Any]:
+        """Work on an adapter in training, which is on the device meanwhile."""
+
+        def held() -> Steps:
+            tenant = self._tenant(name)
+            try:
+                pin = yield from self._residence.acquire(tenant.holding)
+            except Lost:
+                self._forget_tenant(name)
+                raise
+            try:
+                result = work(tenant)
+                return (yield from result) if isinstance(result, Generator) else result
+            finally:
+                pin.release()
+
+        return self._worker.submit(name, held, quick)
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self._tenants:
@@ -240,25 +246,55 @@ class Engine:
         return self._tenants[name]
 
     def _pass(
-        self, name: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str], backward: bool
+        self, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str], backward: bool, tenant: Tenant
     ) -> Steps:
-        tenant = self._tenant(name)
         output = yield from tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
         self._tokens_trained += sum(datum.model_input.length for datum in data) if backward else 0
         return output
 
+    def _forget_tenant(self, name: str) -> None:
+        if tenant := self._tenants.pop(name, None):
+            self._residence.remove(tenant.holding)
+
+    def _add_policy(self, name: str, runtime: Runtime, adapter: Adapter, proof: Proof) -> Pin:
+        holding, pin = self._residence.add(Frozen(adapter, runtime.sampler))
+        self._set_policy(name, Policy(runtime, adapter, holding, proof))
+        return pin
+
     def _set_policy(self, name: str, policy: Policy) -> None:
-        if old := self._policies.get(name):
-            self._forget(old)
+        self._forget_policy(name)
         self._policies[name] = policy
 
-    def _forget(self, policy: Policy) -> None:
-        if policy.adapter is not None:  # the base model's prefixes serve every other base policy
-            policy.runtime.sampler.forget(policy.adapter)
+    def _forget_policy(self, name: str) -> None:
+        policy = self._policies.pop(name, None)
+        if policy is not None and policy.adapter is not None and policy.holding is not None:
+            policy.runtime.sampler.forget(policy.adapter)  # the base model's prefixes serve every other base policy
+            self._residence.remove(policy.holding)
+
+    def _keep(self, name: str, copy: Adapter, pin: Pin, folder: str | None, took: dict[str, float]) -> dict[str, float]:
+        """On the writer's thread: writes a snapshot, unflushed, as it matters to its client for minutes and flushing
+        can take longer than writing."""
+        stored: SnapshotFolder | None = None
+        if folder is not None:
+            try:
+                checkpoint.Contents(copy).write(Path(folder), flush=False)
+                dtype = copy.parameters()[0].dtype
+                stored = SnapshotFolder(Path(folder), tuple(copy.weights), dtype)
+            except (OSError, SafetensorError) as error:
+                log.warning("the snapshot %s could not be written, and lives in memory alone: %s", folder, error)
+
+        def written() -> None:
+            policy = self._policies.get(name)
+            if stored is not None and policy is not None and policy.adapter is copy and policy.holding is not None:
+                self._residence.keep_copy(policy.holding, stored)
+            pin.release()
+
+        self._worker.call_soon(written)
+        return took
 
     def _start(
         self, name: str, request: SampleRequest, on_tokens: OnTokens | None, future: Future[SampleResponse]
-    ) -> None:
+    ) -> Steps:
         """Hands a sample to its sampler. Its future stays pending until the end, so it can be cancelled all along."""
         if future.cancelled():
             return
@@ -267,16 +303,56 @@ class Engine:
         policy = self._policies[name]
         if policy.proof.verdict.done():
             policy.proof.verdict.result()  # raises why the policy was refused
-        policy.runtime.verifier.begin(policy.proof, policy.adapter)
-        sampler = policy.runtime.sampler
-        settle = partial(_settle_proved, policy.proof, future)
-        group = sampler.add(request, policy.adapter, settle, on_tokens and _guarded(on_tokens))
+        pin: Pin | None = None
+        if policy.holding is not None:
+            try:
+                pin = yield from self._residence.acquire(policy.holding)
+            except Lost:
+                self._forget_policy(name)
+                raise
+        try:
+            self._sample(policy, request, on_tokens, future, pin)
+        except Exception:
+            if pin is not None:
+                pin.release()
+            raise
+
+    def _sample(
+        self,
+        policy: Policy,
+        request: SampleRequest,
+        on_tokens: OnTokens | None,
+        future: Future[SampleResponse],
+        pin: Pin | None,
+    ) -> None:
+        """The pin is released when the sampler is done with the weights."""
+        sampler, proof = policy.runtime.sampler, policy.proof
+
+        def done(answer: SampleResponse | MintError) -> None:
+            if pin is not None:
+                pin.release()
+            _settle_proved(proof, future, answer)
+
+        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens))
+        if not proof.verdict.done():  # the proof computes with the same weights, and may outlast the sample
+            self._hold_until(proof.verdict, policy)
+        policy.runtime.verifier.begin(proof, policy.adapter)
+
+        def give_up() -> None:
+            sampler.cancel(group)
+            if pin is not None:
+                pin.release()
 
         def ended(future: Future[SampleResponse]) -> None:
             if future.cancelled():
-                self._worker.call_soon(lambda: sampler.cancel(group))
+                self._worker.call_soon(give_up)
 
         future.add_done_callback(ended)
+
+    def _hold_until(self, verdict: Future[None], policy: Policy) -> None:
+        if policy.holding is not None:
+            pin = self._residence.pin(policy.holding)
+            verdict.add_done_callback(lambda _: self._worker.call_soon(pin.release))
 
     def _stats(self) -> dict[str, float]:
         samplers = [runtime.sampler for runtime in self._runtimes.values()]
@@ -295,17 +371,12 @@ class Engine:
             "kv_blocks_total": sum(s.cache.max_blocks for s in samplers),
             "kv_bytes": sum(s.runner.store.bytes for s in samplers),
             "memory_bytes": sum(used_memory(device) for device in devices),
+            "process_bytes": process_memory(),
+            "policies_proved": sum(r.verifier.proved for r in self._runtimes.values()),
+            "policies_refused": sum(r.verifier.refused for r in self._runtimes.values()),
+            "policy_logprob_gap_max": max((r.verifier.largest_gap for r in self._runtimes.values()), default=0.0),
+            **self._residence.figures(),
         }
-
-
-def _keep(policy: Adapter, folder: str | None, took: dict[str, float]) -> dict[str, float]:
-    """Writes a snapshot, unflushed: it matters to its client for minutes, and flushing can take longer than writing."""
-    if folder is not None:
-        try:
-            checkpoint.Contents(policy).write(Path(folder), flush=False)
-        except (OSError, SafetensorError) as error:
-            log.warning("the snapshot %s could not be written, and lives in memory alone: %s", folder, error)
-    return took
 
 
 def _after(first: Future[Future[T]]) -> Future[T]:

@@ -39,6 +39,10 @@ PROBE_TEXTS = (
 _PROBE_TOKENS = 96
 
 
+class Different(BadRequest):
+    """What was written does not compute what the trainer does."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """Between the log-probs of what was written and the trainer's."""
@@ -143,11 +147,10 @@ def compare(truth: Truth, found: list[list[float]], dtype: torch.dtype, limit: f
     allowed = max(EXACT, limit) if dtype == torch.float32 else EXACT
     if difference.largest <= limit and beyond <= allowed:
         return difference
-    raise BadRequest(
+    raise Different(
         f"what was written does not compute what the trainer does: of {len(gaps)} log-probs the largest difference is "
         f"{difference.largest:.3g} (limit {limit:.3g}), the mean {difference.mean:.3g}; rounding to {name} leaves "
         f"{beyond:.3g} of the largest unexplained (limit {allowed:.3g}). Nothing was left behind."
-        + (" A PEFT folder (--to peft) rounds nothing." if difference.largest > limit and beyond <= allowed else "")
     )
 
 

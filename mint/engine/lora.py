@@ -79,6 +79,12 @@ class Adapter:
         """A and B of each linear in turn, always in the same order."""
         return [tensor for pair in self.weights.values() for tensor in pair]
 
+    def put_parameters(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces the weights by others, in the order of `parameters()`."""
+        for n, (path, (down, up)) in enumerate(self.weights.items()):
+            a, b = tensors[2 * n : 2 * n + 2]
+            self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
+
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
         """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
         if self.gradients is None:
@@ -88,14 +94,20 @@ class Adapter:
     @torch.no_grad()
     def snapshot(self, dtype: torch.dtype | None = None) -> Adapter:
         """A frozen copy on the same device, in `dtype` if given; later training leaves it as it is."""
-        copies = {
-            path: (a.detach().to(dtype or a.dtype, copy=True), b.detach().to(dtype or b.dtype, copy=True))
-            for path, (a, b) in self.weights.items()
-        }
-        return Adapter(self.base_model, self.config, copies, scale=self.scale, trainable=False)
+        copies = iter(copied(self.parameters(), dtype))
+        pairs = {path: (next(copies), next(copies)) for path in self.weights}
+        return Adapter(self.base_model, self.config, pairs, scale=self.scale, trainable=False)
 
     def facts(self) -> AdapterFacts:
         return AdapterFacts(sum(p.numel() for p in self.parameters()), tuple(self.weights))
+
+
+@torch.no_grad()
+def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+    """Frozen copies on the same device, in `dtype` if given; few launches on a GPU, however many tensors."""
+    copies = [torch.empty_like(tensor, dtype=dtype or tensor.dtype, requires_grad=False) for tensor in tensors]
+    torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
+    return copies
 
 
 Rows = Sequence[tuple[Adapter | None, int]]

@@ -23,6 +23,7 @@ from mint.engine import steady
 from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
 from mint.engine.compiling import compiled
 from mint.engine.device import Device, choose_threads, pick_device
+from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
@@ -57,6 +58,8 @@ class BaseModel:
         self._decoder = module.get_decoder()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._row_multiple = steady.row_multiple(self.device, self.dtype)
+        self.fixed_rows = steady.FIXED_ROWS if device.steady and device.torch_device.type == "cuda" else None
+        """Rows of every matrix product of the sampler, where that was asked for (see `steady`)."""
         self._current = CurrentRows(self._row_multiple)
         self.hidden_size: int = config.hidden_size
         self._threads = choose_threads(self.hidden_size).count if self.device.type == "cpu" else None
@@ -124,6 +127,12 @@ class BaseModel:
         if self.softcap is not None:
             logits_NV = torch.tanh(logits_NV / self.softcap) * self.softcap
         return logits_NV
+
+    @cached_property
+    def fused(self) -> FusedDecoder | None:
+        """The layers with fused projections, for the families that have them."""
+        self.use_threads()
+        return FusedDecoder.of(self, self._module)
 
     def new_adapter(self, config: LoraConfig) -> Adapter:
         return Adapter.create(self.facts.name, self.linears, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -77,6 +77,14 @@ class AdamW:
         for name, mean, square in zip(self._names(), self._mean, self._square, strict=True):
             mean.copy_(state[f"{name}.mean"])
             square.copy_(state[f"{name}.square"])
+
+    def moments(self) -> list[Tensor]:
+        """Mean and square of the gradients, in the order of the adapter's parameters, one after the other."""
+        return [*self._mean, *self._square]
+
+    def put_moments(self, moments: Sequence[Tensor]) -> None:
+        half = len(self._mean)
+        self._mean, self._square = list(moments[:half]), list(moments[half:])
 
     def reset(self) -> None:
         self.steps = 0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from mint.backend import AdapterFacts, Backend, ModelFacts, OnTokens
@@ -41,10 +42,12 @@ main(int(sys.argv[1]))
 """
 
 
-def make_engine(models: Sequence[str] | None, lean: bool = False) -> Backend:
+def make_engine(
+    models: Sequence[str] | None, max_adapters: int | None = None, spill: Path | None = None, lean: bool = False
+) -> Backend:
     from mint.engine.engine import Engine
 
-    return Engine(models, lean=lean)
+    return Engine(models, room=max_adapters, spill=spill, lean=lean)
 
 
 class EngineProcess:

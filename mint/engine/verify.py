@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from mint.engine.faults import as_mint_error
-from mint.engine.lora import Adapter
+from mint.engine.lora import Adapter, copied
 from mint.engine.model import BaseModel
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.sequence import OnDone
@@ -109,6 +109,9 @@ class Verifier:
     """Proves the policies of one base model; the base model itself when it is made, before anything else runs."""
 
     def __init__(self, model: BaseModel, trainer: Trainer, sampler: Sampler) -> None:
+        self.proved = self.refused = 0
+        self.largest_gap = 0.0
+        """Of any policy that was proved: nats between sampler and trainer."""
         self._model = model
         self._trainer = trainer
         self._sampler = sampler
@@ -157,9 +160,12 @@ class Verifier:
             self._judge(proof.weights, found, last)
             self._record(proof, found)
         except Exception as error:  # whoever waits for the verdict must hear of it, whatever it is
+            self.refused += 1
             log.error("version %d of a policy: %s", proof.version, error)
             proof.verdict.set_exception(as_mint_error(error))
         else:
+            self.proved += 1
+            self.largest_gap = max(self.largest_gap, float(found.gap.max()))
             proof.verdict.set_result(None)
 
     def _read(self, weights: Adapter | None, answer: SampleResponse | MintError) -> Readings:
@@ -235,7 +241,7 @@ def check_copy(trained: Adapter, copy: Adapter) -> None:
             f"training {trained.scale:g} on {len(trained.weights)}. {REPORT}"
         )
     copies = copy.parameters()
-    rounded = [weight.to(dtype=held.dtype) for weight, held in zip(trained.parameters(), copies, strict=True)]
+    rounded = copied(trained.parameters(), copies[0].dtype)
     # A NaN, of a training that diverged, is not above 0 either; the sampler says so when it meets one.
     differ = torch.stack(torch._foreach_norm(torch._foreach_sub(rounded, copies))) > 0
     if bool(differ.any()):

@@ -14,8 +14,18 @@ from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from mint.errors import BadRequest
 from mint.rl.rundir import RunDir
@@ -111,6 +121,13 @@ def console_row(step: int, metrics: Metrics) -> list[str]:
     return row
 
 
+class PaceColumn(ProgressColumn):
+    """Seconds a step, as the bar has seen them lately."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{1 / task.speed:.1f} s/step" if task.speed else "")
+
+
 class ConsoleLogger:
     """The last steps as a table above a progress bar with the time left; plain lines where there is no terminal."""
 
@@ -123,6 +140,7 @@ class ConsoleLogger:
             *(TextColumn(column) for column in columns),
             BarColumn(),
             MofNCompleteColumn(),
+            PaceColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mint.rl.prompt_check import oddity
 from mint.rl.rundir import RolloutRecord, TurnRecord
 from mint.rl.sampler import SampledGroup
 from mint.rl.types import Trajectory, TrajectoryGroup
@@ -16,6 +17,7 @@ from mint.rl.update import Trained
 
 MemberKey = tuple[int, int]
 """(number of the group in its step, member)."""
+KEPT_PROMPTS = 1024
 
 
 class TextOf:
@@ -24,6 +26,7 @@ class TextOf:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.pieces: dict[int, str] = {}
+        self.oddities: dict[tuple[int, ...], str | None] = {}
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens))) if len(tokens) else ""
@@ -32,6 +35,15 @@ class TextOf:
         if token not in self.pieces:
             self.pieces[token] = self.text([token])
         return self.pieces[token]
+
+    def oddity(self, prompt: Sequence[int]) -> str | None:
+        """See `mint.rl.prompt_check`; asked once a prompt, as the members of a group share it."""
+        key = tuple(prompt)
+        if key not in self.oddities:
+            if len(self.oddities) >= KEPT_PROMPTS:
+                self.oddities.clear()
+            self.oddities[key] = oddity(self.tokenizer, prompt, self.text(prompt)) if prompt else None
+        return self.oddities[key]
 
 
 class _Tokens:
@@ -112,12 +124,13 @@ def rollout_records(
                     reward=rewards_G[member],
                     final_reward=sampled.group.final_rewards_G[member],
                     reward_terms=_terms(sampled.group, member),
-                    advantage=None if known is None else float(known[member]),
+                    advantage=None if known is None or np.isnan(known[member]) else float(known[member]),
                     trained=token_advantages is not None,
                     stop_reason=None if trajectory.stop_reason is None else str(trajectory.stop_reason),
                     tags=list(sampled.wrapped.env_group_builder.logging_tags()),
                     problem=sampled.wrapped.env_group_builder.problem_id(),
                     prompt_text=text.text(tokens.prompt),
+                    prompt_oddity=text.oddity(tokens.prompt),
                     completion_text=text.text(tokens.completion),
                     prompt_tokens=tokens.prompt,
                     completion_tokens=tokens.completion,

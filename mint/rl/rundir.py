@@ -92,7 +92,7 @@ class RolloutRecord:
     reward_terms: dict[str, float] = field(default_factory=dict)
     """Every metric the environment and the group gave for this member."""
     advantage: float | None = None
-    """None in an evaluation."""
+    """None in an evaluation, or where it is not known."""
     trained: bool = False
     """Whether its tokens went to the trainer; not if filtered out, masked or without an advantage."""
     stop_reason: str | None = None
@@ -100,6 +100,8 @@ class RolloutRecord:
     problem: str | None = None
     """The problem's lasting name, if it has one."""
     prompt_text: str = ""
+    prompt_oddity: str | None = None
+    """What in the prompt's tokens does not fit the model's tokenizer: see `mint.rl.prompt_check`."""
     completion_text: str = ""
     prompt_tokens: list[int] = field(default_factory=list)
     completion_tokens: list[int] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
@@ -15,13 +16,15 @@ from starlette.exceptions import HTTPException
 
 from mint.backend import Backend
 from mint.config import ServerConfig
-from mint.errors import MintError
+from mint.errors import Busy, MintError
 from mint.server.bodies import BodyLimit
 from mint.server.limits import Limits
+from mint.server.metrics import Traffic
 from mint.server.quotas import Limited
-from mint.server.routes import futures, mint_extras, openai, rest, sampling, service, training
+from mint.server.room import is_full, when_there_is_room
+from mint.server.routes import futures, health, mint_extras, openai, rest, sampling, service, training
 from mint.server.state import Server
-from mint.server.store import is_full
+from mint.server.watch import Watch
 from mint.version import __version__
 
 log = logging.getLogger("mint.server")
@@ -29,11 +32,11 @@ log = logging.getLogger("mint.server")
 
 def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = None) -> FastAPI:
     """The HTTP server over a backend, which stays the caller's to close."""
-    limits = limits or Limits()
+    limits, traffic = limits or Limits(), Traffic()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server = app.state.server = Server(config, backend, limits)
+        server = app.state.server = when_there_is_room(lambda: Server(config, backend, limits, traffic))
         await server.start()
         house = asyncio.create_task(server.keep_house())
         yield
@@ -42,9 +45,10 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
 
     app = FastAPI(title="MinT", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(BodyLimit, limits=limits)
-    for routes in (service, futures, training, sampling, rest, mint_extras):
+    app.add_middleware(Watch, traffic=traffic)  # the last one added is the outermost
+    for routes in (service, futures, training, sampling, rest, mint_extras, health):
         app.include_router(routes.router, prefix="/api/v1")
-    app.include_router(service.root)
+    app.include_router(health.root)
     app.include_router(openai.router, prefix="/v1")
     for kind in (MintError, RequestValidationError, HTTPException, OSError, OperationalError, Exception):
         app.add_exception_handler(kind, answer_error)
@@ -56,17 +60,19 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     text = text.encode(errors="replace").decode()  # it may quote what the client sent
     if isinstance(error, RequestValidationError):
         _spend_number(request, error.body)
+    headers: dict[str, str] = {}
+    body: dict[str, object] = {"detail": text, "request_id": request.state.request_id}
+    if status == 429:
+        busy = error if isinstance(error, Busy) else Busy()
+        body |= {"queue_state": busy.queue_state, "queue_state_reason": text}
+        headers["retry-after"] = f"{math.ceil(busy.retry_after)}"
+    if status == 503:
+        headers["retry-after"] = "1"
+    if isinstance(error, Limited):
+        headers["x-mint-limit"] = error.limit
     if request.url.path.startswith("/v1/"):
         body = openai.error_body(status, text)
-    else:
-        body = {"detail": text}
-    return JSONResponse(body, status, _headers(status, error))
-
-
-def _headers(status: int, error: Exception) -> dict[str, str] | None:
-    if isinstance(error, Limited):
-        return {"retry-after": str(error.retry_after), "x-mint-limit": error.limit}
-    return {"retry-after": "1"} if status in (429, 503) else None
+    return JSONResponse(body, status, headers)
 
 
 def _status_and_text(error: Exception) -> tuple[int, str]:

@@ -35,7 +35,7 @@ class User:
 
 @dataclass(frozen=True)
 class _Key:
-    digest: str
+    digest: bytes
     user: User
     label: str
     quota: Quota = UNLIMITED
@@ -118,7 +118,7 @@ class Keys:
     def _with_digest(self, digest: str) -> _Key | None:
         """Compared with every key, each in constant time."""
         sent = digest.encode()
-        matches = [hmac.compare_digest(sent, known.digest.encode()) for known in self._keys]
+        matches = [hmac.compare_digest(sent, known.digest) for known in self._keys]
         return self._keys[matches.index(True)] if any(matches) else None
 
     def _look(self) -> None:
@@ -138,11 +138,18 @@ class Keys:
 
     def _stored(self) -> list[_Key]:
         return [
-            _Key(row.digest, User(row.id, row.admin), row.name, Quota.of(row), row.expires, row.revoked is not None)
+            _Key(
+                row.digest.encode(),
+                User(row.id, row.admin),
+                row.name,
+                Quota.of(row),
+                row.expires,
+                row.revoked is not None,
+            )
             for row in self._keyring.all()
         ]
 
 
 def _given_key(number: int, digest: str) -> _Key:
     owner = HOUSE if number == 0 else f"key-{digest[:12]}"
-    return _Key(digest, User(owner, admin=number == 0), owner)
+    return _Key(digest.encode(), User(owner, admin=number == 0), owner)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import zlib
 
 import zstandard
 from starlette.requests import Request
@@ -20,6 +22,10 @@ class TooLarge(BadRequest):
     status = 413
 
 
+class TooSlow(BadRequest):
+    status = 408
+
+
 def limit_for(path: str, limits: Limits) -> int:
     if path.endswith(UPLOAD):
         return limits.upload_bytes
@@ -27,7 +33,8 @@ def limit_for(path: str, limits: Limits) -> int:
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to a body that declares too many bytes, and stops reading one that has them."""
+    """ASGI middleware: answers 413 to a body that declares too many bytes, stops reading one that has them, and gives
+    up on one that does not come."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -36,16 +43,24 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._limits.header_bytes:
+            text = f"the headers are larger than the {self._limits.header_bytes} bytes this server takes."
+            return await JSONResponse({"detail": text}, 431, headers={"connection": "close"})(scope, receive, send)
         limit = limit_for(scope["path"], self._limits)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if int(declared) > limit:
+        if declared.isdigit() and int(declared) > limit:  # what is no number, the protocol layer has refused
             refusal = JSONResponse({"detail": _too_large(limit)}, 413, headers={"connection": "close"})
             return await refusal(scope, receive, send)
-        received = 0
+        received, whole = 0, False
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            try:  # after the body there is only the end of the connection to wait for, which may take its time
+                message = await asyncio.wait_for(receive(), None if whole else self._limits.body_seconds)
+            except TimeoutError:
+                seconds = self._limits.body_seconds
+                raise TooSlow(f"no more of the body came for {seconds:g} s; send the request again.") from None
+            whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > limit:
                 raise TooLarge(_too_large(limit))
@@ -69,21 +84,36 @@ def encoding_of(request: Request) -> str:
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding == "identity":
         return body
-    if encoding != "zstd":
-        raise BadRequest(f"content-encoding {encoding!r} is not understood; send zstd or none.")
-    return _inflate(body, limit)
+    if encoding not in _INFLATE:
+        raise BadRequest(f"content-encoding {encoding!r} is not understood; send zstd, gzip or none.")
+    plain = _INFLATE[encoding](body, limit)
+    if len(plain) > limit:
+        raise TooLarge(_too_large(limit))
+    return plain
 
 
-def _inflate(body: bytes, limit: int) -> bytes:
+def _inflate_gzip(body: bytes, limit: int) -> bytes:
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpack.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the body is not valid gzip: {error}.") from error
+    if not unpack.eof and len(plain) <= limit:
+        raise BadRequest("the body is not valid gzip: it ends too early.")
+    return plain
+
+
+def _inflate_zstd(body: bytes, limit: int) -> bytes:
     """Streams the frame out up to the limit: `max_output_size` is ignored for frames that declare their own size."""
     try:
         with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
             plain = reader.read(limit + 1)
     except zstandard.ZstdError as error:
         raise BadRequest(f"the body is not valid zstd: {error}.") from error
-    if len(plain) > limit:
-        raise TooLarge(_too_large(limit))
     return plain
+
+
+_INFLATE = {"zstd": _inflate_zstd, "gzip": _inflate_gzip}
 
 
 def fingerprint(body: bytes) -> bytes:

@@ -221,7 +221,7 @@ class Checkpoints:
         """What the owner's checkpoints take on disk."""
         with self._store.transaction() as session:
             query = select(func.sum(CheckpointRow.size_bytes)).where(CheckpointRow.owner == owner)
-            return session.scalar(query) or 0
+            return int(session.scalar(query) or 0)
 
     def _find(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
         query = _alive().where(CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name)

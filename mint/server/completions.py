@@ -32,6 +32,17 @@ class Run:
 
     async def start(self) -> None:
         """Raises what can be said about the requests before the first token."""
+        await self._samplers.admit(self._policy, self._owner)
+        try:
+            await self._begin()
+        except BaseException:
+            self.cancel()
+            raise
+        everything = asyncio.gather(*self._work, return_exceptions=True)
+        everything.add_done_callback(lambda _: self._news.put_nowait(None))
+        self._samplers.hold(self._owner, everything)
+
+    async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
         first = 0
         for request in self._requests:
@@ -41,8 +52,6 @@ class Run:
 
             self._work.append(await self._samplers.begin(self._policy, request, self._owner, on_tokens))
             first += request.num_samples
-        everything = asyncio.gather(*self._work, return_exceptions=True)
-        everything.add_done_callback(lambda _: self._news.put_nowait(None))
 
     async def results(self) -> list[SampleResponse]:
         return list(await asyncio.gather(*self._work))

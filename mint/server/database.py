@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from mint.errors import BadRequest, Busy, Internal
 from mint.server import migrations
+from mint.server.room import when_there_is_room
 
 PATIENCE_SECONDS = 15.0
 """How long a server waits for others to leave a database whose schema it has to change."""
@@ -37,9 +38,9 @@ class Database:
         """A URL, or the file of a SQLite database."""
         url = _url_of(address)
         self.engine = _engine_of(url)
-        self._lock: _Lock = _FileLock(url) if url.get_backend_name() == "sqlite" else _AdvisoryLock(self.engine)
+        self._lock = lock_of(self.engine)
         try:
-            self._bring_up_to_date(patience_seconds)
+            when_there_is_room(lambda: self._bring_up_to_date(patience_seconds))
         except BaseException:
             self.close()
             raise
@@ -118,10 +119,14 @@ def _set_pragmas(connection: Any, _: Any) -> None:
     cursor.close()
 
 
+def lock_of(engine: Engine) -> Lock:
+    return _FileLock(engine.url) if engine.dialect.name == "sqlite" else _AdvisoryLock(engine)
+
+
 # Locks --------------------------------------------------------------------------------------------------------------
 
 
-class _Lock(Protocol):
+class Lock(Protocol):
     """On a whole database; ends with the process, however that ends."""
 
     def try_shared(self) -> bool: ...

@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -68,7 +68,7 @@ def error_answer(error: BaseException) -> Answer:
     return Answer(json.dumps({"error": text, "category": category}).encode(), failed=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Promise:
     """One request under way. It settles once; what comes after is dropped."""
 
@@ -76,12 +76,16 @@ class Promise:
     key: str | None = None
     """In words, for it is shown: "seq_id 3 of <model>"."""
     fingerprint: bytes = b""
+    session: str | None = None
+    """Whose end is the end of it."""
     group: tuple[str, int] | None = None
     """Sampling session and clone, for clients that ask which of their samples are done."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the request is safe from a crash, where it is to be: nobody hears of its id before."""
     settled: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    asked: float = field(default_factory=time.monotonic)
+    """When somebody last asked for it."""
     finished: float = 0.0
     delivered: bool = False
     envelope: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +98,7 @@ class Promise:
         if not self.settled.done():
             self.finished = time.monotonic()
             self.settled.set_result(answer)
+            self.on_cancel = self._work = None  # they hold the request, and the result is kept for minutes
 
     def fail(self, error: BaseException) -> None:
         self.settle(error_answer(error))
@@ -128,6 +133,8 @@ class Promise:
         self._work = asyncio.get_running_loop().create_task(guarded(work))
 
     def cancel(self) -> None:
+        if self.settled.done():
+            return
         if self.on_cancel is not None:
             self.on_cancel()
             return
@@ -163,8 +170,9 @@ class Futures:
         fingerprint: bytes = b"",
         group: tuple[str, int] | None = None,
         request_id: str | None = None,
+        session: str | None = None,
     ) -> Promise:
-        promise = Promise(owner, key, fingerprint, group, request_id or uuid.uuid4().hex)
+        promise = Promise(owner, key, fingerprint, session, group, request_id or uuid.uuid4().hex)
         self._by_id[promise.request_id] = promise
         if group in self._logs:
             self._logs[group].watch(promise)
@@ -187,6 +195,7 @@ class Futures:
 
     async def wait(self, promise: Promise) -> Answer | None:
         """The answer, or None if it has not come within one poll."""
+        promise.asked = time.monotonic()
         if not promise.settled.done():
             await asyncio.wait([promise.settled], timeout=self._limits.poll_seconds)
             if not promise.settled.done():
@@ -217,9 +226,26 @@ class Futures:
             self._delivered_bytes -= len(promise.settled.result().body)
             self._forget(promise)
         for promise in list(self._by_id.values()):
-            stale = promise.settled.done() and now - promise.finished > self._limits.undelivered_seconds
-            if stale and not promise.delivered:
+            if not promise.settled.done():
+                if promise.session is None and now - promise.asked > self._limits.session_idle_seconds:
+                    promise.cancel()  # nobody wants it any more
+            elif not promise.delivered and now - promise.finished > self._limits.undelivered_seconds:
                 self._forget(promise)
+
+    def end_sessions(self, session_ids: Iterable[str]) -> None:
+        """Nobody will ask for what these sessions are owed: what has not been done need not be."""
+        ended = set(session_ids)
+        if not ended:
+            return
+        for promise in [p for p in self._by_id.values() if p.session in ended]:
+            promise.cancel()
+            if not promise.delivered:
+                self._forget(promise)
+        for group in [g for g in self._logs if g[0].partition(":sample:")[0] in ended]:
+            del self._logs[group]
+
+    def __len__(self) -> int:
+        return len(self._by_id)
 
     def holds(self, request_id: str) -> bool:
         return request_id in self._by_id

@@ -33,8 +33,12 @@ class Home:
         self._lock = _lock(self.folder)
         self.models = self.folder / "models"
         self.snapshots = self.folder / "snapshots"
-        for folder in (self.models, self.snapshots):
-            folder.mkdir(exist_ok=True)
+        try:
+            for folder in (self.models, self.snapshots):
+                folder.mkdir(exist_ok=True)
+        except OSError:
+            os.close(self._lock)
+            raise
 
     def close(self) -> None:
         if self._passing:

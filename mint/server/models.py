@@ -28,15 +28,17 @@ from mint.server.auth import User
 from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Futures, Promise, json_answer
-from mint.server.journal import Head, Journal, Place
+from mint.server.journal import Disk, Head, Journal, Place
 from mint.server.limits import Limits
 from mint.server.meter import Meter
+from mint.server.queues import Load, Queues
 from mint.server.quotas import Line
+from mint.server.room import is_full
 from mint.server.runner import Entry, Runner, StateMark, Step
 from mint.server.sequencer import Sequencer
 from mint.server.sessions import Session, Sessions
 from mint.server.steps import CHANGE_FILES, CHANGE_WEIGHTS, Call
-from mint.server.store import CheckpointRow, RunRow, Store, is_full
+from mint.server.store import CheckpointRow, RunRow, Store
 from mint.server.trial import Trial
 from mint.types import LoraConfig, TrainingRun
 
@@ -76,6 +78,8 @@ class Models:
         checkpoints: Checkpoints,
         futures: Futures,
         limits: Limits,
+        queues: Queues,
+        disk: Disk,
         journals: Path,
         trial: Trial,
         meter: Meter,
@@ -88,6 +92,8 @@ class Models:
         self._checkpoints = checkpoints
         self._futures = futures
         self._limits = limits
+        self._queues = queues
+        self._disk = disk
         self._journals = journals
         self._trial = trial
         self._meter = meter
@@ -118,7 +124,7 @@ class Models:
         owner, model_id = session.row.owner, run_id(session.id, number)
         if model_id not in self._live:
             await self._meter.admit_model(owner, self._count(owner), user_metadata)
-        promise = self._futures.open(owner, key, fingerprint)
+        promise = self._futures.open(owner, key, fingerprint, session=session.id)
         self._meter.quotas.hold(owner, promise.settled)
         promise.envelope["model_id"] = model_id
         if model_id in self._live:
@@ -139,7 +145,7 @@ class Models:
             "same": fingerprint.hex(),
             "source": None,
         }
-        journal = Journal(self._journals / quote(model_id, safe=""))
+        journal = Journal(self._journals / quote(model_id, safe=""), self._disk)
         self._making[model_id] = owner
         try:
             if source is not None:
@@ -266,7 +272,9 @@ class Models:
 
     def unload(self, model: Model) -> Promise:
         promise = self._futures.open(model.run.owner)
+        promise.on_cancel = _nothing
         self._live.pop(model.id, None)
+        self._queues.forget(model.id)
         self._save_time(model)
         promise.run(self._end(model))
         return promise
@@ -294,21 +302,30 @@ class Models:
             return known
         if call.seq_id is not None and model.sequencer.seen(call.seq_id):
             raise BadRequest(f"{key} was carried out long ago and its result is no longer kept.")
+        leave = _nothing
         try:
             await self._meter.admit_call(model, call)
+            load = Load(model.run.session_id, requests=1, bytes=call.size, model=model.id)
+            leave = self._queues.enter_in_order(load, call.seq_id, model.sequencer.following)
             step = self.prepare(model, call)
         except Busy:
+            leave()
             raise
         except MintError:
+            leave()
             self._skip(model, call.seq_id)
             raise
-        promise = self._futures.open(model.run.owner, key, call.same, request_id=call.request_id)
+        promise = self._futures.open(
+            model.run.owner, key, call.same, request_id=call.request_id, session=model.run.session_id
+        )
+        promise.settled.add_done_callback(lambda _: leave())
         self._meter.quotas.hold(model.run.owner, promise.settled)
         promise.envelope["model_id"] = model.id
 
         def written(outcome: Place | Busy) -> None:
             if isinstance(outcome, Busy):
                 self._futures.drop(promise)
+                leave()
                 if step.settled is not None:
                     step.settled()
                 promise.fail(outcome)
@@ -347,7 +364,10 @@ class Models:
             model.journal.append(head, b"", lambda _: model.sequencer.skip(seq_id), flush=False)
 
     def _jump(self, model: Model, number: int) -> None:
-        """The numbers before this one have been waited for long enough."""
+        """The numbers before this one have been waited for long enough, unless one of them found no room."""
+        if self._queues.expects(model.id):
+            model.sequencer.jump(model.sequencer.following)
+            return
 
         def written(outcome: Place | Busy) -> None:
             # Where that cannot be written down, the wait begins again.
@@ -415,6 +435,19 @@ class Models:
         failed = live is not None and live.runner.failure is not None
         return self._checkpoints.describe_run(run, user, self.last_request(run.id), failed or run.id in self.corrupted)
 
+    def overview(self) -> list[dict[str, Any]]:
+        """The live models, for people."""
+        return [
+            {
+                "model_id": model.id,
+                "owner": model.run.owner,
+                "base_model": model.run.base_model,
+                "rank": model.run.rank,
+                "idle_seconds": round(time.time() - model.last_request, 1),
+            }
+            for model in self._live.values()
+        ]
+
     def sweep(self) -> None:
         self.save_times()
         for model in self._live.values():
@@ -439,6 +472,10 @@ class Models:
 def run_id(session_id: str, number: int) -> str:
     """Clients that create a model by loading compute this id themselves."""
     return f"{session_id}:train:{number}"
+
+
+def _nothing() -> None:
+    """Cancelling the end of a model does this: one that is half gone is of no use to anybody."""
 
 
 def _key(model: Model, seq_id: int | None) -> str | None:

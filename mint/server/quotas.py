@@ -26,6 +26,8 @@ CONCURRENT_SECONDS = 1.0
 class Limited(Busy):
     """A key has used up one of its limits."""
 
+    queue_state = "paused_rate_limit"
+
     def __init__(self, limit: str, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.limit = limit

@@ -31,7 +31,7 @@ async def recover(server: Server) -> None:
         if folder.name.startswith("."):  # was being deleted
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        journal = Journal(folder)
+        journal = Journal(folder, server.disk)
         try:
             found = await asyncio.to_thread(journal.read)
         except Damaged as error:
@@ -41,6 +41,9 @@ async def recover(server: Server) -> None:
             _Recovery(server, journal, found).run()
         else:
             journal.delete()
+    for session_id, snapshot in server.samplers.snapshots_on_disk():
+        if not server.sessions.revive(session_id):  # else they go when the session does
+            shutil.rmtree(snapshot, ignore_errors=True)
 
 
 def _give_up(server: Server, model_id: str, error: Damaged) -> None:
@@ -93,7 +96,9 @@ class _Recovery:
 
     def _creation(self, created: Head) -> Promise:
         same = bytes.fromhex(created["same"])
-        promise = self._server.futures.open(self._owner, created["key"], same, request_id=created["request"])
+        promise = self._server.futures.open(
+            self._owner, created["key"], same, request_id=created["request"], session=created["session"]
+        )
         promise.envelope["model_id"] = created["model"]
         promise.accepted.set_result(None)
         return promise
@@ -101,7 +106,8 @@ class _Recovery:
     def _promise(self, place: Place) -> Promise:
         head, model_id = place.record.head, self._found.created["model"]
         key = None if head["seq"] is None else f"seq_id {head['seq']} of model {model_id}"
-        promise = self._server.futures.open(self._owner, key, bytes.fromhex(head["same"]), request_id=head["id"])
+        same, session = bytes.fromhex(head["same"]), self._found.created["session"]
+        promise = self._server.futures.open(self._owner, key, same, request_id=head["id"], session=session)
         promise.envelope["model_id"] = model_id
         promise.accepted.set_result(None)
         return promise

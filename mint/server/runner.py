@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.backend import Backend
-from mint.errors import Busy, Internal, Interrupted, MintError
+from mint.errors import Busy, Internal, Interrupted, Lost, MintError
 from mint.server.futures import Answer, Promise, error_answer
 from mint.server.journal import Journal, Place
 from mint.server.trial import DEATHS_ALONE, Trial
@@ -179,8 +179,8 @@ class Runner:
     def _collect(self) -> None:
         """Answers in order."""
         while self._flight and (work := self._flight[0].outcome) is not None:
-            if not work.cancelled() and isinstance(work.exception(), Interrupted):
-                self._lose()
+            if not work.cancelled() and isinstance(error := work.exception(), Interrupted):
+                self._lose(engine=not isinstance(error, Lost))
                 return
             entry = self._flight.popleft()
             entry.outcome = None
@@ -245,14 +245,17 @@ class Runner:
 
     # Losing the engine ----------------------------------------------------------------------------------------------
 
-    def _lose(self) -> None:
+    def _lose(self, engine: bool = True) -> None:
+        """The engine, or only what it held of this adapter: then it is made again in the same one."""
         head = self._flight[0]
-        if not head.answered:
+        if engine and not head.answered:
             if self._trial.on(self._pump) and head is self._suspect:
                 head.deaths_alone += 1
             self._suspect = head
             self._trial.join(self._pump)
         self._forget_engine()
+        if not engine:
+            self._lost = None
         self._pump()
 
     def _forget_engine(self) -> None:
@@ -276,6 +279,8 @@ class Runner:
                 try:
                     await self._make_adapter()
                     break
+                except Lost:  # it left the device between two of these calls, and was damaged there
+                    continue
                 except Interrupted:
                     self._lost = generation
         except MintError as error:

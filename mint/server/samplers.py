@@ -11,26 +11,28 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
-from mint.errors import BadRequest, Busy, Internal, Interrupted, NotFound
+from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
 from mint.server.checkpoints import Checkpoints
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
+from mint.server.queues import Load, Queues
+from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, Row, SamplerRow, Store, is_full
+from mint.server.store import CheckpointRow, Row, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow
 from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
@@ -76,6 +78,7 @@ class Samplers:
         sessions: Sessions,
         checkpoints: Checkpoints,
         limits: Limits,
+        queues: Queues,
         snapshots: Path,
         trial: Trial,
         meter: Meter,
@@ -86,12 +89,12 @@ class Samplers:
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._limits = limits
+        self._queues = queues
         self._snapshots = snapshots
         self._trial = trial
         self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
-        self._pending = 0
 
     # Sampling sessions ----------------------------------------------------------------------------------------------
 
@@ -231,14 +234,12 @@ class Samplers:
     # Samples --------------------------------------------------------------------------------------------------------
 
     def check(self, policy: Policy, request: SampleRequest) -> None:
-        """As much as can be said before the model is there, and whether there is room."""
+        """As much as can be said before the model is there."""
         check_sample(request, *sizes(policy.facts))
-        if self._pending + request.num_samples > self._limits.pending_samples:
-            raise Busy(f"{self._pending} samples are waiting already; try again in a moment.")
 
-    def sample(self, policy: Policy, request: SampleRequest, promise: Promise) -> None:
-        """Settles the promise with the samples."""
-        self._count_until(promise.settled, request.num_samples)
+    def sample(self, policy: Policy, request: SampleRequest, promise: Promise, leave: Callable[[], None]) -> None:
+        """Settles the promise with the samples, and then leaves the queues."""
+        promise.settled.add_done_callback(lambda _: leave())
         policy.used = time.monotonic()
         promise.run(self._sample(policy, request, promise.owner))
 
@@ -250,6 +251,8 @@ class Samplers:
             try:
                 work = self._backend.sample(policy.name, request)
                 return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
+            except Lost:
+                policy.facts = None  # it is loaded again
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -258,26 +261,25 @@ class Samplers:
             "server's log says how the engine died."
         )
 
+    async def admit(self, policy: Policy, owner: str) -> None:
+        """One request, whatever number of samples it asks for; or the limit it meets."""
+        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+
     async def begin(
         self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
         await self.ready(policy)
         self.check(policy, request)
-        await self._meter.admit_sample(owner, policy.run, policy.ephemeral)
+        leave = self._queues.enter(Load(None, samples=request.num_samples))
         drawing = self._backend.sample(policy.name, request, on_tokens)
         work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
-        self._meter.quotas.hold(owner, work)
-        self._count_until(work, request.num_samples)
+        work.add_done_callback(lambda _: leave())
         return work
 
-    def _count_until(self, done: asyncio.Future[Any], samples: int) -> None:
-        self._pending += samples
-
-        def count_down(_: object) -> None:
-            self._pending -= samples
-
-        done.add_done_callback(count_down)
+    def hold(self, owner: str, work: asyncio.Future[Any]) -> None:
+        """A request that was let in is under way until this is done."""
+        self._meter.quotas.hold(owner, work)
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
@@ -287,10 +289,27 @@ class Samplers:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:
                 self._backend.release(sampler.policy.name)
-                shutil.rmtree(self.snapshot_folder(sampler.row.id), ignore_errors=True)
+        for session_id, folder in self.snapshots_on_disk() if ended else ():
+            if session_id in ended:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def snapshots_on_disk(self) -> list[tuple[str, Path]]:
+        """The session of each snapshot and its folder, those of an earlier server included."""
+        return [(unquote(folder.name).partition(":sample:")[0], folder) for folder in self._snapshots.iterdir()]
 
     def sweep(self) -> None:
+        """What was not sampled for long leaves memory; `find` brings it back from where it is written."""
+        self._sweep_snapshots(time.monotonic() - self._limits.snapshot_idle_seconds)
         idle = time.monotonic() - self._limits.policy_idle_seconds
+        for sampler in [s for s in self._live.values() if not s.policy.ephemeral and s.policy.used < idle]:
+            del self._live[sampler.row.id]
         for policy in [p for p in self._policies.values() if p.facts is not None and p.used < idle]:
             policy.facts, policy.loading = None, None
             self._backend.release(policy.name)
+
+    def _sweep_snapshots(self, idle: float) -> None:
+        for sampler in [s for s in self._live.values() if s.policy.ephemeral and s.policy.used < idle]:
+            if self.snapshot_folder(sampler.row.id).is_dir():  # else it lives in the engine's memory alone
+                del self._live[sampler.row.id]
+                sampler.policy.facts, sampler.policy.loading = None, None
+                self._backend.release(sampler.policy.name)

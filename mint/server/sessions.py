@@ -90,6 +90,10 @@ class Sessions:
         query = select(SessionRow).where(mine).order_by(SessionRow.created.desc())
         return [row.id for row in self._store.page(query, limit, offset)[0]]
 
+    def owners(self) -> dict[str, str]:
+        """The live sessions, and whose they are."""
+        return {session.id: session.row.owner for session in self._live.values()}
+
     def expire(self) -> list[str]:
         """Forgets the sessions that fell silent; their ids."""
         now = time.monotonic()

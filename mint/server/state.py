@@ -14,10 +14,13 @@ from mint.server.catalogue import Catalogue
 from mint.server.checkpoints import Checkpoints, agree_on_storage
 from mint.server.futures import Futures
 from mint.server.home import Home
+from mint.server.journal import Disk
 from mint.server.keyring import Keyring
 from mint.server.limits import Limits
 from mint.server.meter import Meter
+from mint.server.metrics import Status, Traffic
 from mint.server.models import Models
+from mint.server.queues import Queues
 from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
@@ -45,19 +48,28 @@ def open_store(config: ServerConfig) -> tuple[Store, Storage]:
 
 
 class Server:
-    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits) -> None:
+    def __init__(self, config: ServerConfig, backend: Backend, limits: Limits, traffic: Traffic) -> None:
         self.config = config
         self.backend = backend
         self.limits = limits
         self.signer = Signer(config.data)
+        self.audit = Audit(config.data)
         self.store, storage = open_store(config)
+        try:
+            self.home = Home(config.data / "journal", config.port)
+        except BaseException:
+            self.store.close()
+            storage.close()
+            raise
         self.keys = Keys(config.api_keys, Keyring(self.store), self.signer, limits.keys_seconds)
         self.catalogue = Catalogue(backend, config.models)
         self.futures = Futures(limits)
-        self.home = Home(config.data / "journal", config.port)
+        self.queues = Queues(limits)
+        self.traffic = traffic
+        self.disk = Disk(traffic.flushes.observe)
+        self.status = Status(self)
         self.sessions = Sessions(self.store, limits)
         self.checkpoints = Checkpoints(self.store, storage)
-        self.audit = Audit(config.data)
         self.meter = Meter(self.keys, self.store, self.checkpoints, self.audit)
         trial = Trial()
         self.models = Models(
@@ -68,6 +80,8 @@ class Server:
             self.checkpoints,
             self.futures,
             limits,
+            self.queues,
+            self.disk,
             self.home.models,
             trial,
             self.meter,
@@ -84,6 +98,7 @@ class Server:
             self.sessions,
             self.checkpoints,
             limits,
+            self.queues,
             self.home.snapshots,
             trial,
             self.meter,
@@ -102,11 +117,13 @@ class Server:
                     chore()
                 except Exception:  # a full disk, say, must not end all later sweeps
                     log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
+            await self.status.engine()
 
     def sweep(self) -> None:
         silent = self.sessions.expire()
         self.models.end_sessions(silent)
         self.samplers.end_sessions(silent)
+        self.futures.end_sessions(silent)
         self.samplers.sweep()
         self.checkpoints.sweep()
         self.futures.sweep()

@@ -47,6 +47,8 @@ class Call:
     payload: bytes
     body: Any
     """What the payload says."""
+    size: int = 0
+    """Bytes of the payload, unpacked."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     fixed: dict[str, Any] = field(default_factory=dict)
     by_server: bool = False
@@ -70,13 +72,15 @@ def call_from(server: Server, head: Mapping[str, Any], payload: bytes) -> Call:
         body: Any = read_forward_backward(payload, fixed, server.limits.body_bytes)
     else:
         body = BODIES[head["op"]].model_validate(json.loads(payload))
-    return Call(head["op"], head["seq"], bytes.fromhex(head["same"]), payload, body, head["id"], fixed)
+    same = bytes.fromhex(head["same"])
+    return Call(head["op"], head["seq"], same, payload, body, len(payload), head["id"], fixed)
 
 
 def small_call(op: str, body: requests.NumberedBody | requests.LoadWeights, but: set[str] | None = None) -> Call:
     """The call of a body that is JSON; `but` are the fields in which the same request sent again may differ."""
     same = fingerprint(f"{type(body).__name__} {body.model_dump_json(exclude=but)}".encode())
-    return Call(op, body.seq_id, same, json.dumps(body.model_dump()).encode(), body)
+    payload = json.dumps(body.model_dump()).encode()
+    return Call(op, body.seq_id, same, payload, body, len(payload))
 
 
 def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) -> wire.ForwardBackwardCall:
@@ -92,6 +96,10 @@ def prepare(server: Server, model: Model, call: Call) -> Step:
 
 def forward_backward(server: Server, model: Model, call: Call) -> Step:
     body: wire.ForwardBackwardCall = call.body
+    if len(body.data) > server.limits.datums:
+        raise BadRequest(
+            f"the request has {len(body.data)} datums and at most {server.limits.datums} may be sent at once; split it."
+        )
     check_loss(body.loss_fn, body.loss_fn_config)
     check_data(body.data, body.loss_fn, *sizes(model.facts))
     check_plausible(body.data, body.loss_fn, body.loss_fn_config)

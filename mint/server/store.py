@@ -7,7 +7,6 @@ a change of the tables here needs a revision there.
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, UniqueConstraint, func, inspect, select
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
 
@@ -111,7 +110,6 @@ class SettingRow(Row):
 
 
 R = TypeVar("R", bound=Row)
-_DISK_FULL = "53100"  # PostgreSQL's number for it
 
 
 class Store:
@@ -135,6 +133,13 @@ class Store:
                 yield session
         except DataError as error:  # PostgreSQL's: a zero character in a text, a number without end
             raise BadRequest(f"the database cannot hold what was given: {error.orig}.") from error
+
+    def check_writable(self) -> None:
+        """Raises the reason if nothing can be written."""
+        with self._sessions() as session:
+            session.add(SessionRow(id="probe", owner="", tags=[], user_metadata={}))
+            session.flush()
+            session.rollback()
 
     def add(self, *rows: Row) -> None:
         with self.transaction() as session:
@@ -172,11 +177,3 @@ class Store:
         with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
             return session.scalars(query.limit(limit).offset(offset)).all(), total
-
-
-def is_full(error: Exception) -> bool:
-    """Whether it was for lack of room on the disk that something could not be written."""
-    return (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or (
-        isinstance(error, OperationalError)
-        and ("full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == _DISK_FULL)
-    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
 
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -36,12 +37,21 @@ class Used:
         return self.prompt_tokens + self.sampled_tokens + self.trained_tokens
 
     def add(self, other: Used) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.sampled_tokens += other.sampled_tokens
+        self.trained_tokens += other.trained_tokens
+        self.engine_seconds += other.engine_seconds
 
 
 _COUNTS = [field.name for field in fields(Used)]
 _SUMS = [func.coalesce(func.sum(getattr(UsageRow, name)), 0) for name in _COUNTS]
+
+
+def _used(sums: Sequence[Any]) -> Used:
+    """PostgreSQL sums whole numbers up to decimals."""
+    requests, prompt, sampled, trained, seconds = sums
+    return Used(int(requests), int(prompt), int(sampled), int(trained), float(seconds))
 
 
 class Counter:
@@ -60,17 +70,20 @@ class Counter:
                     self._totals[key].add(used)
 
     def total(self, owner: str, run: str | None = None) -> Used:
-        """All that the owner ever used, or used for this run."""
+        """All that the owner ever used, or used for this run. To be called where `flush` is, in one thread: then
+        everything is either in the database or among what is new."""
         with self._lock:
             known = self._totals.get((owner, run))
         if known is not None:
             return known
-        self.flush()  # what is still in memory is then in the sum
         query = select(*_SUMS).where(UsageRow.owner == owner)
         with self._store.transaction() as session:
             row = session.execute(query if run is None else query.where(UsageRow.run == run)).one()
-            total = Used(*tuple(row))
+        total = _used(row)
         with self._lock:
+            for (counted_owner, counted_run, _), used in self._new.items():
+                if counted_owner == owner and run in (None, counted_run):
+                    total.add(used)
             return self._totals.setdefault((owner, run), total)
 
     def flush(self) -> None:
@@ -123,7 +136,7 @@ def report(
     if since is not None:
         used = used.where(UsageRow.hour >= int(since) // HOUR * HOUR)
     with store.transaction() as session:
-        counts = {(row[0], row[1]): Used(*row[2:]) for row in session.execute(used)}
+        counts = {(row[0], row[1]): _used(row[2:]) for row in session.execute(used)}
         sizes = {(row[0], row[1]): int(row[2]) for row in session.execute(disk)}
     return [
         Usage(

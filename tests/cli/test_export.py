@@ -54,5 +54,5 @@ def test_a_difference_above_the_limit_is_an_exit_code_and_no_folder(checkpoint: 
 
 def test_what_is_no_checkpoint_is_told_in_a_sentence(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["export", f"{tmp_path}/latest", "--to", "peft", "--out", str(tmp_path / "out")])
-    assert told.exit_code == 1
-    assert "give a tinker:// path, a folder with adapter_config.json" in told.output
+    assert told.exit_code == 3
+    assert "is not a run directory" in told.output

@@ -35,7 +35,7 @@ def test_listening_to_the_world_without_keys_is_refused(monkeypatch: pytest.Monk
     monkeypatch.delenv("MINT_API_KEY", raising=False)
     refused = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", "--data", str(tmp_path)])
     assert refused.exit_code == 2
-    assert "mint keys create NAME, or set MINT_API_KEY" in refused.output
+    assert "`mint keys create NAME`, or set MINT_API_KEY" in refused.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -90,6 +90,29 @@ def test_a_key_made_or_revoked_beside_a_running_server_counts_at_once(
     assert status(key, 401) == 401
 
 
+def test_the_dashboard_asks_for_a_key_and_a_visit_ends_with_it(
+    served: tuple[str, str, Path], certificates: Path
+) -> None:
+    url, _, data = served
+    key = CliRunner().invoke(app, ["keys", "create", "carol", "--data", str(data)]).stdout.strip()
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with httpx.Client(verify=context, base_url=f"{url}/dashboard", timeout=30) as browser:
+
+        def look() -> int:
+            return browser.get("/").status_code
+
+        assert look() == 401
+        for _ in range(20):  # a key is noticed within a second, and a wrong one costs half of one
+            if "mint_dashboard" in browser.post("/login", data={"key": key}).cookies:
+                break
+        assert look() == 200
+        CliRunner().invoke(app, ["keys", "revoke", "carol", "--data", str(data)])
+        for _ in range(400):
+            if look() == 401:
+                break
+        assert look() == 401
+
+
 def test_half_a_pair_and_a_file_that_is_no_certificate_are_refused(certificates: Path, tmp_path: Path) -> None:
     cert, key = str(certificates / "cert.pem"), str(certificates / "key.pem")
     for options, told in (

@@ -28,11 +28,6 @@ def test_the_prompting_guide_runs_from_top_to_bottom(served, capsys) -> None:
     assert "14664" in printed and "of 2 tests passed" in printed
 
 
-def test_the_migration_snippets_import_what_they_name() -> None:
-    for snippet in snippets("migration.md"):
-        exec(compile(snippet, "migration.md", "exec"), {})
-
-
 def test_the_migration_tables_show_the_defaults_there_are() -> None:
     from rl_core import RLConfig
 

@@ -1,4 +1,4 @@
-"""The tutorial on broken runs: five are named, and the mended ones learn."""
+"""The tutorial on broken runs: five are named, and the mended one learns."""
 
 import re
 
@@ -9,15 +9,14 @@ from tests.demos.test_tutorials import printed_by
 pytest.importorskip("marimo")
 
 
-def test_five_broken_runs_are_named_and_the_mended_ones_learn(served) -> None:
+def test_five_broken_runs_are_named_and_the_mended_one_learns(served) -> None:
     printed = printed_by("04_when_it_does_not_learn")
     assert re.findall(r"^(?:ALARM|WARNING) (\w+)", printed, re.MULTILINE) == [
         "stop_token_missing", "rejects_reference", "reward_sign", "learning_rate_small", "reward_hacking",
     ]  # fmt: skip
     curves = {name: [float(x) for x in values.split()] for name, values in CURVE.findall(printed)}
-    assert len(curves) == 7
-    for name in ("mended", "rate-mended"):
-        assert sum(curves[name][-4:]) > sum(curves[name][:4])
+    assert len(curves) == 6
+    assert sum(curves["mended"][-4:]) > sum(curves["mended"][:4])
     assert sum(curves["pays-for-even"][-4:]) < sum(curves["pays-for-even"][:4])
 
 

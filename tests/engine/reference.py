@@ -59,7 +59,7 @@ def random_adapter(model: Any, config: LoraConfig, seed: int = 0) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, up in adapter.weights.values():
-            up.normal_(std=0.05, generator=generator)
+            up.copy_(torch.empty(up.shape).normal_(std=0.05, generator=generator))
     return adapter
 
 

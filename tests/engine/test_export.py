@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mint.engine import checkpoint, export_proof, reload
 from mint.engine import export as export_module
 from mint.engine.export import FORMATS, export
+from mint.engine.export_proof import Different
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.errors import BadRequest, Internal
@@ -143,7 +144,7 @@ def test_a_merged_model_keeps_its_number_format_and_tells_what_rounding_costs(
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {dtype}
     assert f"torch.{found.dtype}" == str(dtype)
     assert found.beyond_rounding < 1e-4 < 1e-3 < found.largest < found.limit
-    with pytest.raises(BadRequest, match=r"--to peft\) rounds nothing"):
+    with pytest.raises(Different, match=r"limit 0\.001.*rounding to .*float16 leaves"):
         export(source, "merged", tmp_path / "strict", limit=1e-3)
 
 

@@ -447,7 +447,7 @@ def test_after_a_failed_step_the_sampler_goes_on(llama: BaseModel, monkeypatch: 
     sampler.add(request(list(range(9)), 3), None, answers.append)
     sampler.step()
     with monkeypatch.context() as broken:
-        broken.setattr(llama, "hidden", lambda *_: 1 / 0)
+        broken.setattr(sampler.runner, "run", lambda _: 1 / 0)
         sampler.add(request(list(range(12))), None, answers.append)
         with pytest.raises(ZeroDivisionError):
             sampler.step()

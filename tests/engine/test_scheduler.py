@@ -7,13 +7,13 @@ from itertools import count
 from mint.engine.sampler.cache import BlockCache
 from mint.engine.sampler.scheduler import Plan, Scheduler
 from mint.engine.sampler.sequence import Group, Sequence
-from mint.types import ModelInput, SampleRequest
+from mint.types import ModelInput, SampleRequest, SamplingParams
 
 arrivals = count()
 
 
-def scheduler(blocks: int = 100, budget: int = 64, places: int = 16, block_size: int = 4) -> Scheduler:
-    return Scheduler(BlockCache(block_size, blocks, blocks), budget, places)
+def scheduler(blocks: int = 100, budget: int = 64, places: int = 16, block_size: int = 4, burst: int = 1) -> Scheduler:
+    return Scheduler(BlockCache(block_size, blocks, blocks), budget, places, burst)
 
 
 def sequence(prompt: int | list[int], copies: int = 1, policy: int = 0, max_tokens: int = 5) -> Sequence:
@@ -31,7 +31,7 @@ def step(scheduler: Scheduler) -> Plan:
     plan = scheduler.schedule()
     writers: dict[int, Sequence] = {}
     for work in plan.work:
-        first, last = work.sequence.computed, work.sequence.computed + work.count - 1
+        first, last = work.sequence.computed, work.sequence.computed + work.count + work.steps - 2
         for index in range(first // 4, last // 4 + 1):
             block = work.sequence.blocks[index]
             assert writers.setdefault(block, work.sequence) is work.sequence, "two sequences write to one block"
@@ -40,8 +40,8 @@ def step(scheduler: Scheduler) -> Plan:
     scheduler.commit(plan)
     for work in plan.work:
         for drawing in work.draws:
-            drawing.tokens.append(7)
-            drawing.logprobs.append(-1.0)
+            drawing.tokens += [7] * work.steps
+            drawing.logprobs += [-1.0] * work.steps
             if drawing.drawn == drawing.group.max_tokens:
                 scheduler.remove(drawing)
     return plan
@@ -182,3 +182,33 @@ def test_a_removed_sequence_leaves_no_block_behind() -> None:
     for running in list(s.running):
         s.remove(running)
     assert s.cache.used == 0 and s.schedule().work == []
+
+
+def test_sequences_that_only_decode_draw_several_tokens_a_step_but_never_more_than_they_may() -> None:
+    s = scheduler(burst=8)
+    s.add(sequence(10, max_tokens=30))
+    s.add(sequence(6, max_tokens=4))
+    assert [work.steps for work in step(s).work] == [1, 1], "a step that reads prompts draws one token"
+    assert [work.steps for work in step(s).work] == [8, 3]
+    assert [work.steps for work in step(s).work] == [8]
+    while s.running:
+        step(s)
+    assert s.cache.used == 0
+
+
+def test_a_burst_never_makes_anybody_give_way() -> None:
+    s = scheduler(blocks=6, burst=16)
+    s.add(sequence(8, max_tokens=12))
+    s.add(sequence([5, 5, 5, 5], max_tokens=5))
+    step(s)
+    plan = step(s)
+    assert len(plan.work) == 2 and [work.steps for work in plan.work] == [1, 1]
+
+
+def test_who_draws_in_a_special_way_draws_one_token_a_step() -> None:
+    s = scheduler(burst=8)
+    special = sequence(4, max_tokens=9)
+    special.group.request = SampleRequest(ModelInput.from_ints([0]), SamplingParams(top_p=0.5))
+    s.add(special)
+    step(s)
+    assert [work.steps for work in step(s).work] == [1]

@@ -13,8 +13,7 @@ from tests.rl.test_datasets import Source
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_a_configuration(name: str) -> None:
     config = Config(
-        **get_algorithm(name, max_tokens=100),
-        learning_rate=1e-5,
+        **{"learning_rate": 1e-5} | get_algorithm(name, max_tokens=100),
         dataset_builder=Source("a", 5),
         model_name="mint/tiny",
         recipe_name="test",

@@ -25,7 +25,7 @@ from tests.rl.fake_service import Batches, FakeService, HalfBuilder, HalfDataset
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 try:
-    from doctor import folder_name
+    from doctor import RUNS, folder_name, told_live
     from planted_faults import CLEAN, FAULTS, Fault
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
@@ -46,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [f for f in RUNS["faults"] if not f.missed], ids=lambda fault: fault.name)
 def test_a_planted_fault_stands_first_in_the_report(recorded, fault):
     findings = diagnose(recorded / folder_name(fault))
     assert findings and findings[0].kind == fault.finding, [f.kind for f in findings]
@@ -55,6 +55,24 @@ def test_a_planted_fault_stands_first_in_the_report(recorded, fault):
     assert first.sentence.endswith(".") and first.remedy.endswith(".") and 1 <= len(first.samples) <= 2
     assert f"`{first.kind}`" in PAGE.read_text()
     json.dumps([finding.to_json() for finding in findings])
+
+
+@pytest.mark.parametrize("fault", [f for f in RUNS["faults"] if f.missed], ids=lambda fault: fault.name)
+def test_a_fault_known_to_be_missed_is_missed(recorded, fault):
+    """Found one day, it loses its mark."""
+    assert fault.finding not in {finding.kind for finding in diagnose(recorded / folder_name(fault))}
+
+
+@pytest.mark.parametrize("clean", RUNS["clean"], ids=lambda clean: clean.name)
+def test_a_clean_run_raises_no_alarm(recorded, clean):
+    assert [f.lines() for f in diagnose(recorded / folder_name(clean)) if f.severity != "notice"] == []
+
+
+@pytest.mark.parametrize("clean", RUNS["clean"][::4], ids=lambda clean: clean.name)
+def test_a_clean_run_raises_no_alarm_while_it_goes(recorded, clean):
+    run = RunDir(recorded / folder_name(clean))
+    alarms = {f.kind for f in diagnose(run)} | set(told_live(run))
+    assert alarms <= {"saturation", "no_progress", "truncated", "length_drift", "all_right", "never_positive"}
 
 
 @pytest.mark.parametrize("fault", FAULTS[::4], ids=lambda fault: fault.name)
@@ -125,7 +143,8 @@ def a_sample(**fields: object) -> Sample:
         "sent_spread": 0.0, "uneven": False, "version": 0, "temperature": 1.0, "length": 5, "cut_off": False,
         "repeats": False,
         "surprise": 0.4, "gap": 1e-6, "shifted_gap": 0.5, "agrees": None, "misread": None, "garbled": False,
-        "end_inside": False, "logprobs": (), "tokens": (),
+        "end_inside": False, "logprobs": (), "tokens": (), "exact": None, "response": "", "trained": False,
+        "prompt_length": 20, "ended_by": "<end>", "oddity": None,
     }  # fmt: skip
     return Sample(**(values | fields))
 

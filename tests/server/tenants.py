@@ -14,7 +14,7 @@ from tests.server.live import Live
 class Keychain:
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._store = Store(live.config.data / "mint.db")
+        self._store = Store(live.config.database_address)
         self.ring = Keyring(self._store)
 
     def tenant(self, name: str, admin: bool = False, **quota: Any) -> Live:

@@ -11,12 +11,14 @@ import pytest
 import mint
 from mint import types
 from mint.server.keyring import Quota
+from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, sample_body, train_body
 from tests.server.tenants import Keychain, audit_lines
 
 Serve = Callable[..., Live]
 
 
+@BOTH_DATABASES
 def test_a_run_is_stopped_at_its_budget_with_its_state_saved(live: Live) -> None:
     model = live.model(user_metadata={"budget_tokens": 5})
     for seq_id in (1, 3):

@@ -2,11 +2,13 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from mint.errors import BadRequest, Busy
+from mint.server import database as database_module
 from mint.server import migrations
 from mint.server.database import Database
 from mint.server.store import CheckpointRow, SamplerRow, SessionRow, Store
@@ -70,3 +72,20 @@ def test_two_servers_share_runs_and_checkpoints(postgres: Postgres, tmp_path: Pa
     finally:
         one.stop()
         two.stop()
+
+
+def test_a_server_started_on_a_full_disk_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def full_at_first(connection: sqlite3.Connection, *given: Any) -> None:
+        tries.append(given)
+        if len(tries) < 2:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+            raise error
+        set_pragmas(connection, *given)
+
+    set_pragmas = database_module._set_pragmas
+    monkeypatch.setattr(database_module, "_set_pragmas", full_at_first)
+    Database(tmp_path / "mint.db").close()
+    assert len(tries) > 1

@@ -13,6 +13,7 @@ import pytest
 import mint
 from mint.server.keyring import PREFIX, Keyring, Quota
 from mint.server.store import Store
+from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live
 from tests.server.tenants import Keychain, audit_lines
 
@@ -62,6 +63,7 @@ def status(live: Live, key: str | None) -> int:
     return httpx.get(f"{live.url}/api/v1/sessions", headers=headers).status_code
 
 
+@BOTH_DATABASES
 def test_keys_come_and_go_while_the_server_runs(live: Live) -> None:
     assert status(live, None) == 200, "without any key a loopback server is open"
     chain = Keychain(live)

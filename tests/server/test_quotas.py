@@ -12,6 +12,7 @@ from mint import types
 from mint.server.engine_clock import EngineClock
 from mint.server.keyring import Quota
 from mint.server.quotas import Bucket, Limited, Line
+from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, sample_body, train_body
 from tests.server.tenants import Keychain, audit_lines
 
@@ -150,6 +151,14 @@ def test_requests_at_once_are_limited(live: Live) -> None:
     assert alice.fetch(alice.sample(sampler, 3))["sequences"]
 
 
+def test_a_completion_of_several_prompts_is_one_request(live: Live) -> None:
+    alice = Keychain(live).tenant("alice", concurrent=1, requests_per_minute=1)
+    body = {"model": "mint/tiny", "prompt": ["a", "b"], "max_tokens": 1}
+    first, second = (alice.http.post(f"{alice.url}/v1/completions", json=body) for _ in range(2))
+    assert len(first.json()["choices"]) == 2
+    assert (second.status_code, second.headers["x-mint-limit"]) == (429, "requests_per_minute")
+
+
 def test_training_models_at_once_are_limited(live: Live) -> None:
     alice = Keychain(live).tenant("alice", adapters=2)
     session = alice.session()
@@ -163,6 +172,7 @@ def test_training_models_at_once_are_limited(live: Live) -> None:
     assert alice.model(session, 2)
 
 
+@BOTH_DATABASES
 def test_room_for_checkpoints_is_limited_until_some_are_deleted(live: Live) -> None:
     alice = Keychain(live).tenant("alice", disk_bytes=20)
     model = alice.model()

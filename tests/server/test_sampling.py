@@ -180,7 +180,7 @@ def test_too_many_waiting_samples_are_answered_429_until_there_is_room(serve) ->
     sampler = live.sampler()
     live.backend.hold()
     waiting = live.sample(sampler, 0, num_samples=2)
-    assert "waiting already" in live.refused("/asample", sample_body(sampler, 1, num_samples=2), 429)
+    assert "under way already" in live.refused("/asample", sample_body(sampler, 1, num_samples=2), 429)
     live.backend.let_go()
     live.fetch(waiting)
     assert live.fetch(live.sample(sampler, 1, num_samples=2))["sequences"]

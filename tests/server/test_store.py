@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -15,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from mint.errors import BadRequest, Busy
 from mint.server import migrations
-from mint.server.database import Database
+from mint.server.database import Database, lock_of
 from mint.server.store import CheckpointRow, RunRow, SessionRow, Store
 from tests.server.databases import BOTH_DATABASES
 
@@ -160,16 +161,17 @@ def test_a_newer_schema_is_refused_and_left_alone(database: str) -> None:
 
 
 def test_a_schema_is_not_changed_under_a_running_server(database: str) -> None:
-    running = Database(database)
-    with running.engine.begin() as connection:
-        migrations.all_tables().drop_all(connection)
-        connection.execute(text("DELETE FROM alembic_version"))
-    with pytest.raises(Busy, match=r"from None to .*other servers"):
+    engine = _plain_engine(database)
+    with engine.begin() as connection:
+        command.upgrade(migrations._config(connection), "0001")
+    running = lock_of(engine)  # of an older server
+    assert running.try_shared()
+    with pytest.raises(Busy, match=r"from 0001 to .*other servers"):
         Database(database, patience_seconds=0.2)
-    waiting = threading.Timer(0.3, running.close)
-    waiting.start()
+    assert "settings" not in inspect(engine).get_table_names()
+    threading.Timer(0.3, running.close).start()
     later = Database(database)  # as soon as the other has ended
-    assert "settings" in inspect(later.engine).get_table_names()
+    assert "settings" in inspect(engine).get_table_names()
     later.close()
 
 
@@ -203,5 +205,7 @@ def test_the_next_revision_is_written_by_one_command(
     assert migrations.known_revisions()[-1] == number
 
 
-def _plain_engine(database: str):
+def _plain_engine(database: str) -> Engine:
+    if database.startswith("sqlite:///"):
+        Path(database.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     return create_engine(database.replace("postgresql://", "postgresql+psycopg://"))

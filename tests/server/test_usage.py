@@ -12,6 +12,7 @@ import pytest
 
 from mint.server.store import Store
 from mint.server.usage import HOUR, Counter, Used, report
+from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, datum_json
 from tests.server.tenants import Keychain
 
@@ -22,6 +23,7 @@ def by_run(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {line["run"]: line for line in lines}
 
 
+@BOTH_DATABASES
 def test_tokens_requests_and_disk_are_counted_by_run(live: Live) -> None:
     alice = Keychain(live).tenant("alice")
     session = alice.session()
@@ -104,8 +106,9 @@ def test_what_is_counted_is_in_the_database_after_the_next_sweep_without_a_clean
 # The counter ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_servers_add_to_the_same_sums(tmp_path: Path) -> None:
-    stores = [Store(tmp_path / "mint.db") for _ in range(2)]
+@BOTH_DATABASES
+def test_two_servers_add_to_the_same_sums(database: str) -> None:
+    stores = [Store(database) for _ in range(2)]
     counters = [Counter(store) for store in stores]
     for counter in counters:
         for _ in range(3):
@@ -116,6 +119,8 @@ def test_two_servers_add_to_the_same_sums(tmp_path: Path) -> None:
     assert counters[1].total("alice").sampled_tokens == 31
     counters[1].add("alice", "other", Used(sampled_tokens=1))
     assert counters[1].total("alice").sampled_tokens == 32, "what is not written yet counts too"
+    for store in stores:
+        store.close()
 
 
 def test_what_cannot_be_written_is_kept_for_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,8 @@ window.mint = (() => {
       const element = typeof getElement === "function" ? getElement(id) : null;
       const drawn = element && element.chart;
       if (!drawn) return tries > 0 && setTimeout(() => attach(tries - 1), 50);
-      if (group) {
-        drawn.group = group;
-        const others = window.mint.connected;
+      const others = window.mint.connected;
+      if (group && !others.includes(drawn)) {
         others.push(drawn);
         follow(drawn, others);
       }
@@ -83,9 +82,17 @@ window.mint = (() => {
     return document.body.classList.contains("body--dark");
   }
 
+  // Once the page stands; until then NiceGUI would set it back.
+  function applyTheme(dark) {
+    if (typeof setDark === "function" && document.querySelector(".topbar")) setDark(dark);
+    else setTimeout(() => applyTheme(dark), 20);
+  }
+  const chosen = /(?:^|; )mint_theme=(dark|light)/.exec(document.cookie);
+  if (chosen) applyTheme(chosen[1] === "dark");
+
   function toggleTheme() {
     const dark = !isDark();
-    setDark(dark);
+    applyTheme(dark);
     document.cookie = `mint_theme=${dark ? "dark" : "light"}; path=/; max-age=31536000; samesite=lax`;
   }
 

@@ -74,7 +74,7 @@ export default {
             <button v-for="(m, key, i) in modes" :key="key" :class="{here: key === mode}" :disabled="!has[key]" :title="has[key] ? m.why + '  (key ' + (i + 1) + ')' : missing[key]" @click="mode = key">{{ m.name }}</button>
           </span>
           <span class="scale" v-if="has[mode]"><span>{{ scale[0] }}</span><span class="ramp" :style="{background: scale[2]}"></span><span>{{ scale[1] }}</span></span>
-          <span style="margin-left:auto" class="row">
+          <span style="margin-left:auto" class="flow">
             <span class="switch"><button @click="pick(0)" title="The sample with the highest reward (b)">Best</button><button @click="pick(group.samples.length - 1)" title="The sample with the lowest reward (w)">Worst</button></span>
             <span class="switch"><button @click="near(-1)" title="Previous group (k or ↑)" aria-label="Previous group">◂</button><button @click="near(1)" title="Next group (j or ↓)" aria-label="Next group">▸</button></span>
             <button class="plain" @click="one = !one" :title="one ? 'All samples side by side (Enter)' : 'One sample at full width (Enter)'">{{ one ? 'All' : 'One' }}</button>
@@ -97,10 +97,10 @@ export default {
           <div class="tokens"><template v-for="(part, p) in parts(s, k)" :key="p"><span v-if="part.label" class="turn">{{ part.label }}</span><span v-for="t in part.tokens" :key="t.i" class="t" :class="t.cls" :style="t.style" :data-k="k" :data-i="t.i">{{ t.text }}</span></template><span v-if="!s.pieces.length" class="faint">(empty: the model stopped at once)</span></div>
           <footer v-if="s.terms.length || s.calls.length || !s.trained || s.pieces.length > limit">
             <button v-if="s.pieces.length > limit && !all[k]" class="plain" @click.stop="all = {...all, [k]: true}">Show all {{ s.pieces.length }} tokens</button>
-            <span v-for="[name, x] in s.terms" :key="name">{{ name }} <b>{{ fmt(x) }}</b></span>
-            <span v-if="s.answer !== null">expected <b class="mono">{{ s.answer }}</b></span>
-            <span v-if="!s.trained && s.advantage !== null" title="Filtered out, masked, or without an advantage">not trained on</span>
             <div v-for="(c, n) in s.calls" :key="n" class="call">{{ c }}</div>
+            <span v-if="s.answer !== null">expected <b class="mono">{{ s.answer }}</b></span>
+            <span v-for="[name, x] in s.terms" :key="name" :class="{faint: x === 0}">{{ name }} <b>{{ fmt(x) }}</b></span>
+            <span v-if="!s.trained && s.advantage !== null" title="Filtered out, masked, or without an advantage">not trained on</span>
           </footer>
         </article>
       </div>

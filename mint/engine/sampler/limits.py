@@ -40,6 +40,6 @@ class Limits:
             budget, sequences = 512, 256
         else:
             start = most = int(GPU_SHARE * free)
-            budget, sequences = 8192, 1024
+            budget, sequences = 16384, 1024
         blocks, max_blocks = (max(1, size // (per_token * BLOCK_SIZE)) for size in (min(start, most), most))
         return cls(BLOCK_SIZE, blocks, max_blocks, budget, sequences)

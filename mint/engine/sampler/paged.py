@@ -6,7 +6,7 @@ H query heads, K key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,11 @@ class BlockStore:
         )
         self.keys: list[Tensor] = [self._empty] * model.num_layers
         self.values: list[Tensor] = [self._empty] * model.num_layers
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Of its keys and values in all layers."""
+        return 2 * len(self.keys) * self._empty.shape[2] * self._empty.shape[3] * self._empty.element_size()
 
     @property
     def bytes(self) -> int:
@@ -80,6 +85,8 @@ class Decodes:
     """Block tables, filled up with any block where a sequence has fewer."""
     lengths_N: Tensor
     """Tokens to look at, the one just read included."""
+    read: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    """Gives the keys and values of a layer, [N, S, K, D], from this step's; None: they are gathered by the tables."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +128,13 @@ class PagedAttention:
         self._store.write(layer, self._slots_T, k_TKD, v_TKD)
         decodes, fresh = self._decodes, self._fresh
         if decodes and decodes.index_N is None:
-            return self._decode(decodes, layer, q_THD, scale, window)
+            return self._decode(decodes, layer, q_THD, k_TKD, v_TKD, scale, window)
         if fresh and self._packed and fresh.index is None:
             return self._packed(layer, q_THD, k_TKD, v_TKD, scale, window)
         out_THD = torch.empty_like(q_THD)
         if decodes:
-            out_THD[decodes.index_N] = self._decode(decodes, layer, q_THD[decodes.index_N], scale, window)
+            q, k, v = (x[decodes.index_N] for x in (q_THD, k_TKD, v_TKD))
+            out_THD[decodes.index_N] = self._decode(decodes, layer, q, k, v, scale, window)
         if fresh and self._packed:
             q, k, v = (x[fresh.index] for x in (q_THD, k_TKD, v_TKD))
             out_THD[fresh.index] = self._packed(layer, q, k, v, scale, window)
@@ -135,10 +143,23 @@ class PagedAttention:
             out_THD[tokens] = self._continue(number, layer, q_THD[tokens], scale, window)
         return out_THD
 
-    def _decode(self, decodes: Decodes, layer: int, q_NHD: Tensor, scale: float, window: int | None) -> Tensor:
-        rows = len(q_NHD)
-        k, v = self._store.read(layer, decodes.table_NM.flatten())
-        k_NKSD, v_NKSD = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (k, v))
+    def _decode(
+        self,
+        decodes: Decodes,
+        layer: int,
+        q_NHD: Tensor,
+        k_NKD: Tensor,
+        v_NKD: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        slots = decodes.table_NM.shape[1] * self._store.block_size
+        if decodes.read is None:
+            k, v = self._store.read(layer, decodes.table_NM.flatten())
+            k_NSKD, v_NSKD = (x.unflatten(0, (len(q_NHD), -1)) for x in (k, v))
+        else:
+            k_NSKD, v_NSKD = (x[:, :slots] for x in decodes.read(layer, k_NKD, v_NKD))
+        k_NKSD, v_NKSD = k_NSKD.transpose(1, 2), v_NSKD.transpose(1, 2)
         # The queries that share a key head stand where other tokens of the sequence would: all see the same.
         q_NKGD = q_NHD.unflatten(1, (k_NKSD.shape[1], -1))
         group = q_NKGD.shape[2]

@@ -7,43 +7,39 @@ mean the sampler's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.lora import Adapter, Rows
+from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.cache import NULL_BLOCK
-from mint.engine.sampler.logits import DrawParams, draw, logprobs_of, topk_rows
+from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of
+from mint.engine.sampler.gathered import Gathered
+from mint.engine.sampler.padded import PaddedPasses, Passes
 from mint.engine.sampler.paged import BlockStore, Decodes, Fresh, PagedAttention, Span
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
-from mint.engine.sampler.streams import uniforms
-from mint.types import TopkRow
 
 # Numbers in one piece of logits, 64 MiB of float32: the vocabulary-sized work of a step goes through in such pieces.
 LOGITS_PIECE = 2**24
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token drawn for a sequence."""
-
-    sequence: Sequence
-    token: int
-    logprob: float
-    topk: TopkRow
-
-
 class Runner:
+    burst = 1
+
     def __init__(self, model: BaseModel, block_size: int) -> None:
         self._model = model
         self.store = BlockStore(model, block_size)
         self._tables = BlockTables()
+        self._gathered = Gathered(self.store) if model.device.type == "cpu" else None
+        self._passes: Passes = model if model.fused is None else PaddedPasses(model.fused, self.store.row_multiple)
         self._piece = max(1, LOGITS_PIECE // model.facts.vocab_size)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Nothing of an adapter is kept here that does not go with it."""
 
     @torch.no_grad()
     def run(self, plan: Plan) -> list[Drawn]:
@@ -75,8 +71,8 @@ class Runner:
                 positions += span.tolist()
                 slots += (np.asarray(sequence.blocks)[span // size] * size + span % size).tolist()
         attend = self._attention(works, self._tensor(slots))
-        rows = _rows((work.sequence.group.adapter, work.count) for work in works)
-        return self._model.hidden(self._tensor(tokens), self._tensor(positions), attend, rows)
+        rows = runs_of((work.sequence.group.adapter, work.count) for work in works)
+        return self._passes.hidden(self._tensor(tokens), self._tensor(positions), attend, rows)
 
     def _attention(self, works: list[Work], slots_T: Tensor) -> PagedAttention:
         decoding: list[Sequence] = []
@@ -102,7 +98,9 @@ class Runner:
         if decoding:
             table_NM, lengths_N = self._tables.update(decoding, self.store)
             index_N = None if len(decode_places) == start else self._tensor(decode_places)
-            decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N))
+            keeps = self._gathered and self._gathered.begin([s.blocks for s in decoding], table_NM, lengths_N)
+            read = self._gathered.read if self._gathered and keeps else None
+            decodes = Decodes(index_N, self._on_device(table_NM), self._on_device(lengths_N), read)
         if lengths:
             fresh = Fresh(None if len(fresh_places) == start else self._tensor(fresh_places), lengths)
         return PagedAttention(self.store, slots_T, decodes, fresh, spans)
@@ -114,7 +112,7 @@ class Runner:
             piece = range(first, min(first + self._piece, positions.stop))
             rows_NH = hidden_CH[piece.start - 1 - start : piece.stop - 1 - start]
             assert scores is not None
-            scores.write(piece, self._model.logits(rows_NH, [(work.sequence.group.adapter, len(piece))]))
+            scores.write(piece, self._passes.logits(rows_NH, [(work.sequence.group.adapter, len(piece))]))
 
     def _pieces(self, drawing: list[tuple[Work, int]]) -> Iterator[list[tuple[Work, int]]]:
         """Runs of work whose draws together fit in one piece of logits, or single ones that do not."""
@@ -131,17 +129,13 @@ class Runner:
 
     def _draw(self, piece: list[tuple[Work, int]], hidden_TH: Tensor) -> list[Drawn]:
         places = self._tensor([place for _, place in piece])
-        rows = _rows((work.sequence.group.adapter, 1) for work, _ in piece)
-        logits_NV = self._model.logits(hidden_TH.index_select(0, places), rows)
+        rows = runs_of((work.sequence.group.adapter, 1) for work, _ in piece)
+        logits_NV = self._passes.logits(hidden_TH.index_select(0, places), rows)
         sequences = [sequence for work, _ in piece for sequence in work.draws]
         if len(sequences) > len(piece):  # the samples of a group draw their first token from the same row
             owners = np.repeat(np.arange(len(piece)), [len(work.draws) for work, _ in piece])
             logits_NV = logits_NV.index_select(0, self._on_device(owners))
-        ids_N = draw(logits_NV, _draw_params(sequences))
-        logprobs = logprobs_of(logits_NV, ids_N[:, None])[:, 0].tolist()
-        k = max(sequence.group.request.topk_sample_logprobs for sequence in sequences)
-        topk: list[TopkRow] = topk_rows(logits_NV, k) if k else [[]] * len(sequences)
-        return [Drawn(*drawn) for drawn in zip(sequences, ids_N.tolist(), logprobs, topk, strict=True)]
+        return drawn_from(logits_NV, sequences)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._model.device)
@@ -176,26 +170,3 @@ class BlockTables:
                 self._table_NM[row, len(held) - 1] = held[-1]
         self._blocks, self._lasts = blocks, lasts
         return self._table_NM[:, :width], lengths_N
-
-
-def _rows(runs: Iterable[tuple[Adapter | None, int]]) -> Rows:
-    rows: list[tuple[Adapter | None, int]] = []
-    for adapter, count in runs:
-        if rows and rows[-1][0] is adapter:
-            rows[-1] = (adapter, rows[-1][1] + count)
-        else:
-            rows.append((adapter, count))
-    return rows
-
-
-def _draw_params(sequences: list[Sequence]) -> DrawParams:
-    params = [sequence.group.params for sequence in sequences]
-    streams_N = np.array([sequence.stream for sequence in sequences], dtype=np.uint64)
-    positions_N = np.array([sequence.drawn for sequence in sequences], dtype=np.uint64)
-    return DrawParams(
-        temperature_N=np.array([p.temperature for p in params]),
-        top_k_N=np.array([p.top_k for p in params]),
-        top_p_N=np.array([p.top_p for p in params]),
-        min_p_N=np.array([p.min_p for p in params]),
-        uniform_N=uniforms(streams_N, positions_N),
-    )

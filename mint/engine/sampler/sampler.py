@@ -11,9 +11,10 @@ from mint.backend import OnTokens
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.cache import BlockCache
+from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.requests import tokens_to_draw
-from mint.engine.sampler.runner import Drawn, Runner
+from mint.engine.sampler.runners import runner_for
 from mint.engine.sampler.scheduler import Scheduler
 from mint.engine.sampler.scoring import PromptScores
 from mint.engine.sampler.sequence import Group, OnDone, Sequence
@@ -32,8 +33,8 @@ class Sampler:
         self._model = model
         self._limits = limits = limits or Limits.of(model)
         self.cache = BlockCache(limits.block_size, limits.blocks, limits.max_blocks)
-        self.scheduler = Scheduler(self.cache, limits.token_budget, limits.max_sequences)
-        self.runner = Runner(model, limits.block_size)
+        self.runner = runner_for(model, limits.block_size)
+        self.scheduler = Scheduler(self.cache, limits.token_budget, limits.max_sequences, self.runner.burst)
         self.tokens_sampled = 0
         self.tokens_read = 0
         self._arrivals = count(1)
@@ -89,10 +90,10 @@ class Sampler:
         drawn = self.runner.run(plan)
         self.scheduler.commit(plan)
         self.tokens_read += sum(work.count for work in plan.work if not work.sequence.group.urgent)
-        self.tokens_sampled += sum(not item.sequence.group.urgent for item in drawn)
         for item in drawn:
             if not item.sequence.group.done:
-                self._append(item)
+                kept = self._append(item)
+                self.tokens_sampled += 0 if item.sequence.group.urgent else kept
         return self.has_work
 
     def cancel(self, group: Group) -> None:
@@ -114,26 +115,34 @@ class Sampler:
         """The adapter will not be asked again: what was remembered for it can go. Its running requests go on."""
         if (policy := self._policies.pop(adapter, None)) is not None:
             self.cache.forget(policy)
+            self.runner.forget(adapter)
 
-    def _append(self, drawn: Drawn) -> None:
+    def _append(self, drawn: Drawn) -> int:
+        """How many of the tokens are the sequence's: those behind a stop are nobody's."""
         sequence, group = drawn.sequence, drawn.sequence.group
-        if math.isnan(drawn.logprob):
+        if any(map(math.isnan, drawn.logprobs)):
             self._fail(group, Internal("the policy's logits are not numbers: its training diverged. Go back."))
-            return
-        sequence.tokens.append(drawn.token)
-        sequence.logprobs.append(drawn.logprob)
+            return 0
+        count, reason = self._until_stop(sequence, drawn.tokens)
+        tokens, logprobs = drawn.tokens[:count], drawn.logprobs[:count]
+        sequence.tokens += tokens
+        sequence.logprobs += logprobs
         if k := group.request.topk_sample_logprobs:
-            sequence.topk.append(drawn.topk[:k])
+            sequence.topk += [row[:k] for row in drawn.topk[:count]]
         if group.on_tokens:
-            group.on_tokens(sequence.index, [drawn.token], [drawn.logprob])
-        if reason := self._stop_reason(sequence, drawn.token):
+            group.on_tokens(sequence.index, tokens, logprobs)
+        if reason:
             self._finish(sequence, reason)
+        return count
 
-    def _stop_reason(self, sequence: Sequence, token: int) -> StopReason | None:
+    def _until_stop(self, sequence: Sequence, tokens: list[int]) -> tuple[int, StopReason | None]:
+        """How many of the tokens up to the first that ends the sequence, and why it does."""
         group = sequence.group
-        if token in group.stop_ids or self._completes_stop(sequence, token):
-            return "stop"
-        return "length" if sequence.drawn >= group.max_tokens else None
+        if group.params.stop_strings or not group.stop_ids.isdisjoint(tokens):
+            for count, token in enumerate(tokens, 1):
+                if token in group.stop_ids or self._completes_stop(sequence, token):
+                    return count, "stop"
+        return len(tokens), "length" if sequence.drawn + len(tokens) >= group.max_tokens else None
 
     def _completes_stop(self, sequence: Sequence, token: int) -> bool:
         strings: Many[str] = sequence.group.params.stop_strings

@@ -24,6 +24,8 @@ class Work:
     """Tokens to read, from `sequence.computed` on."""
     draws: list[Sequence]
     """Who draws a token after the last of them: nobody yet, the sequence itself, or itself and its new copies."""
+    steps: int = 1
+    """Tokens to draw, each but the last read at once; more than one only for a sequence that decodes."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class Plan:
 
     work: list[Work] = field(default_factory=list)
     """Sequences of one policy stand next to each other."""
+    decodes: bool = False
+    """Nothing but sequences that read the one token they drew last."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy (from, to) before anything is written..."""
     fresh: list[int] = field(default_factory=list)
@@ -41,12 +45,13 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, cache: BlockCache, token_budget: int, max_sequences: int) -> None:
+    def __init__(self, cache: BlockCache, token_budget: int, max_sequences: int, burst: int = 1) -> None:
         """`token_budget`: tokens read in one step. `max_sequences`: samples that run at once; a single larger request
-        runs in waves."""
+        runs in waves. `burst`: tokens each sequence may draw in one step in which all of them decode."""
         self.cache = cache
         self.token_budget = token_budget
         self.max_sequences = max_sequences
+        self.burst = burst
         self.waiting: list[Sequence] = []  # both lists from the oldest to the youngest
         self.running: list[Sequence] = []
 
@@ -66,11 +71,15 @@ class Scheduler:
             if sequence.running and _is_decoding(sequence) and self._make_room(sequence, plan):
                 self._plan(plan, sequence, 1)
                 budget -= 1
+        decoding = len(plan.work)
         for sequence in list(self.running):
             if budget > 0 and not _is_decoding(sequence):
                 budget -= self._plan(plan, sequence, budget)
         while budget > 0 and self.waiting and self._admit(self.waiting[0], plan):
             budget -= self._plan(plan, self._start(), budget)
+        plan.decodes = len(plan.work) == decoding
+        if plan.decodes and self.burst > 1:
+            self._lengthen(plan)
         plan.work.sort(key=lambda work: work.sequence.group.policy)
         plan.blocks = self.cache.total + 1  # and the null block
         return plan
@@ -78,9 +87,26 @@ class Scheduler:
     def commit(self, plan: Plan) -> None:
         """The plan has been carried out: its tokens are in the cache."""
         for work in plan.work:
-            work.sequence.computed += work.count
+            work.sequence.computed += work.count + work.steps - 1
             for sequence in work.draws:
                 sequence.computed = work.sequence.computed
+
+    def _lengthen(self, plan: Plan) -> None:
+        """More tokens for everybody, if there are blocks for them without anybody giving way."""
+        if not all(work.sequence.group.plain for work in plan.work):
+            return
+        steps = [min(self.burst, work.sequence.group.max_tokens - work.sequence.drawn) for work in plan.work]
+        blocks = [self.cache.blocks_for(work.sequence.computed + n) for work, n in zip(plan.work, steps, strict=True)]
+        needs = [need - len(work.sequence.blocks) for need, work in zip(blocks, plan.work, strict=True)]
+        taken = self.cache.take(sum(needs))
+        if taken is None:
+            return
+        plan.fresh += taken
+        for work, need, count in zip(plan.work, needs, steps, strict=True):
+            work.steps = count
+            if need:
+                work.sequence.blocks += taken[-need:]
+                del taken[-need:]
 
     def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         count = min(sequence.pending, budget)

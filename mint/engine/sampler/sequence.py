@@ -54,6 +54,13 @@ class Group:
     def params(self) -> SamplingParams:
         return self.request.sampling_params
 
+    @property
+    def plain(self) -> bool:
+        """Draws from the whole distribution, and nothing but the draw is asked for."""
+        params = self.request.sampling_params
+        whole = params.top_k == -1 and params.top_p >= 1 and params.min_p <= 0
+        return whole and not self.request.topk_sample_logprobs
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from mint.rl.doctor.evidence import Evidence
 from mint.rl.doctor.finding import Finding, shown
+from mint.rl.doctor.statistics import SURE, change_of, holdout_change
 
 LEAK_ALARM = 0.1
 """Of the training prompts or of the holdout: from here up a tenth of the measured progress may be memory."""
 FEWEST_GROUPS = 12
+FEW_DIFFERENT = 0.6
+ORDERED = 0.1
+"""Of the length at the start."""
 
 
 def check(run: Evidence) -> list[Finding]:
-    return [finding for finding in (_leaked(run), _same_prompt(run)) if finding]
+    found = (_leaked(run), _same_prompt(run) or _duplicates(run), _order(run))
+    return [finding for finding in found if finding]
 
 
 def _leaked(run: Evidence) -> Finding | None:
@@ -59,3 +64,52 @@ def _same_prompt(run: Evidence) -> Finding | None:
         {"groups": len(groups), "different prompts": 1, "problems": named},
         shown(group[0] for group in groups),
     )
+
+
+def _duplicates(run: Evidence) -> Finding | None:
+    """Prompts that come several times within a step."""
+    steps = [step for step in run.steps if len(step.groups) > 2]
+    groups = sum(len(step.groups) for step in steps)
+    different = sum(len({group[0].prompt_key for group in step.groups}) for step in steps)
+    if groups < FEWEST_GROUPS or different > FEW_DIFFERENT * groups:
+        return None
+    return Finding(
+        "duplicate_prompts",
+        "warning",
+        run.span,
+        f"Of the {groups} groups only {different} have a prompt of their own in their step: a batch asks the same "
+        "few questions over and over.",
+        "Look at how batches are drawn (with replacement? a list multiplied? a loader per worker with the same seed?); "
+        "larger groups are the way to ask one question more often.",
+        0.9,
+        {"groups": groups, "different prompts within steps": different / groups},
+        shown(group[0] for group in steps[-1].groups),
+    )
+
+
+def _order(run: Evidence) -> Finding | None:
+    """Problems that change along the run: sorted, or from another source from some step on."""
+    for name, what in (("prompt_length", "prompts"), ("reference_length", "right answers")):
+        change = change_of(run, name)
+        if change is None or abs(change.sure) < SURE or abs(change.size) < ORDERED * change.before:
+            continue
+        reward, held_out = change_of(run, "reward"), holdout_change(run)
+        figures: dict[str, float | str] = {f"length of {what} at first": change.before, "at last": change.after}
+        if reward:
+            figures |= {"reward at first": reward.before, "reward at last": reward.after}
+        if held_out:
+            figures |= {"holdout at first": held_out.before, "holdout at last": held_out.after}
+        unit = "tokens" if name == "prompt_length" else "characters"
+        return Finding(
+            "data_order",
+            "warning",
+            run.span,
+            f"The problems change along the run: {what} go from {change.before:.1f} to {change.after:.1f} {unit}. "
+            "The training reward then follows the data and not the policy.",
+            "Shuffle the problems (ListRLDataset does, by its seed) unless the order is meant, and judge progress by "
+            "the holdout.",
+            0.85,
+            figures,
+            shown([*run.steps[0].samples[:1], *run.steps[-1].samples[:1]]),
+        )
+    return None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from mint.rl.doctor.evidence import Evidence, Sample
+from mint.rl.doctor.evidence import END, Evidence, Sample
 from mint.rl.doctor.finding import Finding, Severity, shown
+from mint.rl.doctor.statistics import SURE
 
 FEWEST = 32
 """Rollouts; a share of one half is then known to within 0.09, and the limits below are far from each other."""
 NEARLY_ALL = 0.9
 MANY = 0.3
 RECENT = 256
+SOME, WORSE = 0.1, 0.5
 HARMLESS = 0.8
 """Cut-off answers that earn this share of what whole ones do lose nothing that the grader looks at."""
 
@@ -23,7 +27,7 @@ def check(run: Evidence) -> list[Finding]:
     if len(samples) < FEWEST:
         return []
     span = samples[0].step, samples[-1].step
-    return [f for f in (_cut_off(run, span, samples), _at_once(span, samples)) if f]
+    return [f for f in (_cut_off(run, span, samples), _at_once(span, samples) or _early(span, samples)) if f]
 
 
 def _cut_off(run: Evidence, span: tuple[int, int], samples: Sequence[Sample]) -> Finding | None:
@@ -83,4 +87,37 @@ def _at_once(span: tuple[int, int], samples: Sequence[Sample]) -> Finding | None
         0.95,
         {"answers of at most one token": share},
         shown(empty),
+    )
+
+
+def _early(span: tuple[int, int], samples: Sequence[Sample]) -> Finding | None:
+    """Answers that a stop cuts short, beside others that the model ended itself."""
+    ended = [s for s in samples if s.ended_by == END]
+    stopped = [s for s in samples if s.ended_by not in ("", END)]
+    if min(len(ended), len(stopped)) < FEWEST // 2:
+        return None
+    earned, usual = (float(np.mean([s.reward for s in some])) for some in (stopped, ended))
+    spread = float(np.std([s.reward for s in samples])) * math.sqrt(1 / len(ended) + 1 / len(stopped))
+    costly = usual - earned > SURE * spread and usual - earned > WORSE * abs(usual)
+    inside = [s for s in stopped if s.ended_by[-1:].isalnum()]  # stops are made of marks and line ends, not of words
+    if not costly and (len(inside) < SOME * len(samples) or len(ended) < len(stopped)):
+        return None
+    piece, count = Counter(s.ended_by for s in stopped).most_common(1)[0]
+    return Finding(
+        "stops_early",
+        "alarm" if costly else "warning",
+        span,
+        f"{len(stopped) / len(samples):.0%} of the answers end at a stop that is not the model's end token, most "
+        f"often at {piece!r}, and earn {earned:.2f} where answers the model ended itself earn {usual:.2f}: they "
+        f"{'are' if costly else 'may be'} cut off in the middle.",
+        "Look at the stop strings and token ids in the sampling parameters; only what never stands inside an answer "
+        "may be among them.",
+        0.95,
+        {
+            "ended by a stop": len(stopped) / len(samples),
+            f"of these at {piece!r}": count / len(stopped),
+            "reward of those": earned,
+            "reward of the others": usual,
+        },
+        shown(stopped),
     )

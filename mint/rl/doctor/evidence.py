@@ -27,6 +27,7 @@ END_TOKEN = re.compile(
 )
 SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(eos|bos|pad)>")
 NOT_TEXT = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ue000-\uf8ff]")
+END = "<end>"
 EVALUATION = "test"
 """The loop's own evaluator; further ones measure other things."""
 
@@ -69,6 +70,17 @@ class Sample:
     """The same after moving one of the two by a token, whichever way fits better."""
     agrees: bool | None
     """The reference answer stands in the response; None where either is unknown."""
+    exact: bool | None
+    """The response is the reference but for case, spaces and the full stop."""
+    response: str
+    """The text that was graded, its end; empty where that is unknown."""
+    trained: bool
+    prompt_length: int
+    """Tokens."""
+    ended_by: str
+    """The text of the last sampled token; `END` for an end-of-text token, empty where the answer was cut off."""
+    oddity: str | None
+    """What does not fit the model in the prompt's tokens."""
     misread: str | None
     """`prompt` or `response` if the environment's text of it is not the text the model's tokens spell."""
     garbled: bool
@@ -180,7 +192,7 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
         prompt=_short(record.prompt_text),
         completion=_short(record.completion_text),
         reference=reference,
-        prompt_key=stable_hash(_without_spaces(record.prompt_text).lower()),
+        prompt_key=_prompt_key(record),
         completion_key=stable_hash(record.completion_tokens),
         reward=record.reward,
         terms=record.reward_terms,
@@ -197,6 +209,12 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
         gap=gap,
         shifted_gap=shifted,
         agrees=_agrees(reference, logs.get("response")),
+        exact=_exact(reference, logs.get("response")),
+        response=_short(str(logs.get("response", ""))),
+        trained=record.trained,
+        prompt_length=len(record.prompt_tokens),
+        ended_by=_ended_by(record),
+        oddity=record.prompt_oddity,
         misread=_misread(record),
         garbled=_garbled(record.prompt_text, 0.02) or _garbled(record.completion_text, 0.3),
         end_inside=_end_inside(record),
@@ -208,6 +226,13 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
 def _short(text: str) -> str:
     """The end of a long text: where a prompt asks and a completion answers."""
     return text if len(text) <= SHOWN_CHARACTERS else "..." + text[-SHOWN_CHARACTERS:]
+
+
+def _prompt_key(record: RolloutRecord) -> int:
+    """Text that lost characters on the way from its tokens is no name for them."""
+    if NOT_TEXT.search(record.prompt_text):
+        return stable_hash(record.prompt_tokens)
+    return stable_hash(_without_spaces(record.prompt_text).lower())
 
 
 def _without_spaces(text: str) -> str:
@@ -253,7 +278,31 @@ def _repeats(tokens: Sequence[int]) -> bool:
 def _agrees(reference: str | None, response: object) -> bool | None:
     if reference is None or not reference.strip() or not isinstance(response, str):
         return None
-    return re.search(rf"(?<!\w){re.escape(reference.strip())}(?!\w)", response) is not None
+    return stands_in(reference, response)
+
+
+def stands_in(reference: str, response: str) -> bool:
+    """As words of their own, whatever the case."""
+    if reference.strip().lower() not in response.lower():
+        return False
+    return re.search(rf"(?<!\w){re.escape(reference.strip())}(?!\w)", response, re.IGNORECASE) is not None
+
+
+def _exact(reference: str | None, response: object) -> bool | None:
+    if reference is None or not reference.strip() or not isinstance(response, str):
+        return None
+    return _bare(reference) == _bare(SPECIAL.sub("", response))
+
+
+def _bare(text: str) -> str:
+    return _without_spaces(text).rstrip(".").casefold()
+
+
+def _ended_by(record: RolloutRecord) -> str:
+    if record.stop_reason in CUT_OFF or not record.completion_pieces or not record.mask[-1]:
+        return ""
+    piece = record.completion_pieces[-1]
+    return END if END_TOKEN.fullmatch(piece.strip()) else piece
 
 
 def _misread(record: RolloutRecord) -> str | None:
@@ -265,9 +314,13 @@ def _misread(record: RolloutRecord) -> str | None:
         ("response", "response", record.completion_text),
     ):
         said = logs.get(key)  # without the special tokens, which a renderer leaves out
-        if isinstance(said, str) and _without_spaces(said) not in _without_spaces(SPECIAL.sub("", text)):
+        if isinstance(said, str) and _plain(said) not in _plain(text):
             return name
     return None
+
+
+def _plain(text: str) -> str:
+    return _without_spaces(SPECIAL.sub("", text))
 
 
 def _garbled(text: str, limit: float) -> bool:

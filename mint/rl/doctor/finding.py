@@ -14,73 +14,66 @@ SEVERITIES: tuple[Severity, ...] = ("notice", "warning", "alarm")
 
 SHOWN_SAMPLES = 2
 
+_PROMPT = frozenset({"wrong_tokenizer", "wrong_template"})
+_ENDING = frozenset({"stop_token_missing", "stops_at_once", "stops_early"})
+_CHANGED = frozenset({"temperature_changed", "sampling_changed", "learning_rate_changed", "weights_replaced"})
+_LOOP = frozenset(
+    {"wrong_advantage", "one_sided_advantages", "dropped_rollouts", "foreign_datums", "missing_updates", "mask"}
+)
+_GRADER = frozenset({"reward_sign", "pays_wrong_answers", "reward_unrelated", "rejects_reference", "wrong_reference"})
+_SAMPLER = frozenset({"stale_sampler", "mismatch", "shifted_logprobs", "staleness"})
+
 FOLLOWS_FROM: dict[str, frozenset[str]] = {
-    "all_right": frozenset({"grader_errors", "same_prompt"}),
-    "all_wrong": frozenset(
-        {
-            "wrong_tokenizer",
-            "stop_token_missing",
-            "stops_at_once",
-            "truncated",
-            "grader_errors",
-            "rejects_reference",
-            "same_prompt",
-            "learning_rate_large",
-            "reward_sign",
-        }
-    ),
-    "identical_samples": frozenset({"stops_at_once", "temperature_changed"}),
-    "truncated": frozenset(
-        {
-            "stop_token_missing",
-            "wrong_tokenizer",
-            "learning_rate_large",
-            "temperature_changed",
-            "length_drift",
-            "repetition",
-        }
-    ),
-    "same_answer": frozenset({"stops_at_once", "same_prompt", "learning_rate_large", "reward_hacking", "reward_sign"}),
-    "collapse": frozenset({"reward_hacking", "learning_rate_large", "temperature_changed", "same_answer"}),
-    "repetition": frozenset(
-        {"stop_token_missing", "learning_rate_large", "reward_hacking", "wrong_tokenizer", "length_drift"}
-    ),
-    "length_drift": frozenset({"reward_hacking", "learning_rate_large", "temperature_changed", "reward_sign"}),
-    "reward_hacking": frozenset({"reward_sign", "leaked_holdout"}),
-    "reward_fell": frozenset(
-        {
-            "learning_rate_large",
-            "stale_sampler",
-            "wrong_advantage",
-            "mismatch",
-            "temperature_changed",
-            "staleness",
-            "reward_sign",
-        }
-    ),
-    "spike": frozenset(
-        {"learning_rate_large", "temperature_changed", "stale_sampler", "shifted_logprobs", "mismatch", "staleness"}
-    ),
+    "all_right": frozenset({"grader_errors", "same_prompt", "pays_wrong_answers", "reward_unrelated"}),
+    "all_wrong": _PROMPT | _ENDING | _CHANGED | {
+        "truncated", "grader_errors", "rejects_reference", "same_prompt", "learning_rate_large", "reward_sign",
+        "wrong_reference", "one_sided_advantages",
+    },
+    "stops_at_once": _PROMPT,
+    "identical_samples": _ENDING | {"temperature_changed", "sampling_changed"},
+    "truncated": _PROMPT | _CHANGED | {
+        "stop_token_missing", "learning_rate_large", "length_drift", "repetition", "one_sided_advantages",
+    },
+    "same_answer": _PROMPT | _ENDING | _CHANGED | {
+        "same_prompt", "learning_rate_large", "reward_hacking", "reward_sign", "one_sided_advantages",
+    },
+    "collapse": _CHANGED | _LOOP | _GRADER | {"reward_hacking", "learning_rate_large", "same_answer"},
+    "repetition": _PROMPT | _CHANGED | _GRADER | {
+        "stop_token_missing", "learning_rate_large", "reward_hacking", "length_drift",
+    },
+    "length_drift": _CHANGED | _GRADER | {"reward_hacking", "learning_rate_large", "data_order"},
+    "reward_hacking": _CHANGED | {"reward_sign", "rejects_reference", "leaked_holdout", "data_order"},
+    "reward_sign": frozenset({"wrong_reference"}),
+    "rejects_reference": frozenset({"wrong_reference"}),
+    "reward_unrelated": frozenset({"wrong_reference", "contradictory_grades", "grader_errors"}),
+    "pays_wrong_answers": frozenset({"wrong_reference", "contradictory_grades", "grader_errors"}),
+    "reward_fell": _CHANGED | _LOOP | _SAMPLER | {"learning_rate_large", "reward_sign", "data_order"},
+    "spike": _CHANGED | _SAMPLER | {"learning_rate_large", "reward_scale"},
+    "learning_rate_large": frozenset({"learning_rate_changed"}),
     "leaked_holdout": frozenset({"same_prompt"}),
-    "temperature_changed": frozenset({"learning_rate_large", "stop_token_missing", "repetition", "same_answer"}),
+    "data_order": frozenset({"same_prompt", "duplicate_prompts"}),
+    "temperature_changed": frozenset(
+        {
+            "learning_rate_large", "learning_rate_changed", "weights_replaced", "stop_token_missing", "repetition",
+            "same_answer", "data_order",
+        }
+    ),
     "mismatch": frozenset({"stale_sampler", "shifted_logprobs"}),
     "staleness": frozenset({"stale_sampler"}),
+    "one_sided_advantages": frozenset({"dropped_rollouts"}),
+    "wrong_advantage": frozenset({"kl_outweighs_reward"}),
+    "kl_outweighs_reward": frozenset({"reward_scale"}),
     "frozen": frozenset({"stale_sampler", "all_wrong", "all_right", "identical_samples", "group_of_one"}),
-    "learning_rate_small": frozenset({"frozen", "stale_sampler", "kl_outweighs_reward"}),
-    "no_progress": frozenset(
-        {
-            "frozen",
-            "learning_rate_small",
-            "contradictory_grades",
-            "wrong_advantage",
-            "stale_sampler",
-            "mismatch",
-            "reward_sign",
-        }
-    ),
-    "saturation": frozenset({"all_right"}),
-    "few_groups_with_signal": frozenset({"all_right", "all_wrong", "grader_errors", "truncated", "stop_token_missing"}),
-}
+    "learning_rate_small": frozenset({"frozen", "stale_sampler", "kl_outweighs_reward", "learning_rate_changed"}),
+    "no_progress": _LOOP | _SAMPLER | {
+        "frozen", "learning_rate_small", "contradictory_grades", "reward_sign", "learning_rate_changed",
+    },
+    "saturation": frozenset({"all_right", "pays_wrong_answers", "reward_unrelated"}),
+    "few_groups_with_signal": _PROMPT | _ENDING | {
+        "all_right", "all_wrong", "grader_errors", "truncated", "wrong_reference", "sampling_changed",
+    },
+    "never_positive": frozenset({"reward_sign"}),
+}  # fmt: skip
 """Effect -> its causes: where one of these was found too, the effect stands behind it."""
 EXPLAINED = 0.3
 """What is left of a finding's likelihood as a cause once another finding explains it."""

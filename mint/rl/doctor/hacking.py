@@ -10,6 +10,7 @@ from mint.rl.doctor.evidence import Evidence, Sample
 from mint.rl.doctor.finding import Finding, shown
 from mint.rl.doctor.grading import ERROR_TERM, SUCCESS_TERM
 from mint.rl.doctor.statistics import SURE, Change, change_of, correlation, holdout_change
+from mint.rl.metrics import GOOD_REWARD
 
 A_LOT = 0.1
 """Of the range of rewards."""
@@ -62,6 +63,9 @@ def _others(run: Evidence) -> dict[str, Change]:
         if not np.allclose(values, [s.reward for s in run.samples], equal_nan=True):
             others[f"the term {name!r}"] = change_of(run, name)
             others[f"the holdout's {name!r}"] = holdout_change(run, name)
+    known = [s for s in run.samples if s.agrees is not None]
+    if known and any(s.agrees != (s.reward >= GOOD_REWARD) for s in known):
+        others["the share of answers with the reference"] = change_of(run, "agrees")
     return {name: change for name, change in others.items() if change is not None}
 
 

@@ -23,21 +23,73 @@ def check(run: Evidence) -> list[Finding]:
     updates = [s for s in run.steps if s.metrics.get("train/optim_steps", 1) > 0 and not s.metrics.get("train/skipped")]
     wasted = [s for s in run.steps if s.metrics.get("train/datums") and not s.metrics.get("train/optim_steps", 1)]
     if len(wasted) >= FEWEST_STEPS:
-        found: Finding | None = _never_stepped(run, len(wasted))
+        found: Finding | None = _not_stepped(run, len(wasted), len(updates))
     else:
         found = (_by_evaluation(run) or _by_updates(run)) if len(updates) >= FEWEST_STEPS else None
-    return [found] if found else []
+    return [finding for finding in (found, _replaced(run), _repeated(run)) if finding]
 
 
-def _never_stepped(run: Evidence, steps: int) -> Finding:
+def _not_stepped(run: Evidence, steps: int, updates: int) -> Finding:
+    never = not updates
     return Finding(
-        "frozen",
-        "alarm",
+        "frozen" if never else "missing_updates",
+        "alarm" if never else "warning",
         run.span,
-        f"In {steps} steps gradients were computed and the optimizer took no step: the weights never change.",
-        "Call optim_step after forward_backward.",
-        0.98,
-        {"steps with gradients and no update": steps},
+        f"In {steps} of {steps + updates} steps gradients were computed and the optimizer took no step: "
+        + (
+            "the weights never change."
+            if never
+            else "they pile up until the next one, which then also learns from rollouts of older weights."
+        ),
+        "Call optim_step after forward_backward, once a step.",
+        0.98 if never else 0.9,
+        {"steps with gradients and no update": steps, "steps with an update": updates},
+        shown(run.steps[-1].samples),
+    )
+
+
+def _replaced(run: Evidence) -> Finding | None:
+    """The optimizer counts its steps; a count that falls belongs to other weights."""
+    numbers, counts = run.series("optim/step")
+    falls = [i for i in range(1, len(counts)) if counts[i] <= counts[i - 1]]
+    if not falls:
+        return None
+    at = falls[0]
+    step = next(s for s in run.steps if s.number == numbers[at])
+    _, distance = run.series("policy/distance_from_base")
+    figures: dict[str, float | str] = {"count before": float(counts[at - 1]), "count after": float(counts[at])}
+    if len(distance) == len(counts):
+        figures |= {"nats from the base model before": distance[at - 1], "after": distance[at]}
+    return Finding(
+        "weights_replaced",
+        "alarm",
+        (numbers[at], numbers[at]),
+        f"At step {numbers[at]} the optimizer's own count goes from {counts[at - 1]:.0f} back to {counts[at]:.0f}: "
+        "other weights, or a fresh optimizer, were put in place of those being trained.",
+        "Look for a load_state, a resume or a new training client before this step; going on means loading the newest "
+        "checkpoint with its optimizer (load_state_with_optimizer).",
+        0.97,
+        figures,
+        shown(step.samples),
+    )
+
+
+def _repeated(run: Evidence) -> Finding | None:
+    """Own loops only: `mint.rl.recorder` counts datums sent again before an optimizer step."""
+    numbers, repeated = run.series("train/datums_repeated")
+    often = [number for number, count in zip(numbers, repeated, strict=True) if count]
+    if len(often) < max(FEWEST_STEPS, 0.5 * len(numbers)):
+        return None
+    return Finding(
+        "repeated_datums",
+        "warning",
+        (often[0], often[-1]),
+        f"In {len(often)} of {len(numbers)} steps the same datums were sent to forward_backward again before the "
+        "optimizer step: their gradient counts twice.",
+        "Send each datum once an optimizer step; a retry after an error must not send again what went through, and "
+        "several passes over a batch need an optimizer step between them.",
+        0.9,
+        {"datums sent again": float(repeated.sum()), "steps": len(often)},
         shown(run.steps[-1].samples),
     )
 

@@ -19,6 +19,7 @@ from mint.rl.doctor import (
     progress,
     sampling,
     saturation,
+    scale,
     signal,
     staleness,
     text,
@@ -31,7 +32,7 @@ CHECKS: tuple[Callable[[Evidence], list[Finding]], ...] = tuple(
     module.check
     for module in (
         signal, saturation, endings, grading, advantages, text, data, mismatch, staleness, movement, instability,
-        collapse, hacking, sampling, progress,
+        collapse, hacking, sampling, scale, progress,
     )
 )  # fmt: skip
 WINDOW, STRIDE = 40, 20

@@ -126,8 +126,8 @@ def _without(run: Evidence, span: tuple[int, int], groups: list[list[Sample]], m
             f"Hardly any answer earns anything: {1 - right:.0%} of the groups without signal earn {reward:.3g} to the "
             "last member, so there is nothing to prefer.",
             "Read the two rollouts. A prompt that is not what you wrote: another tokenizer or template. Right answers "
-            "without reward: the grader. Wrong answers: easier problems, worked examples in the prompt, partial "
-            "credit, larger groups, or a supervised warm-up first.",
+            "without reward: the grader, or a reference that belongs to another question. Wrong answers: easier "
+            "problems, worked examples in the prompt, partial credit, larger groups, or a supervised warm-up first.",
             0.8,
             figures,
             shown(flat),

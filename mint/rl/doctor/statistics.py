@@ -73,7 +73,7 @@ def _trimmed(values: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
 
 
 def change_of(evidence: Evidence, value: str) -> Change | None:
-    """Of `reward`, `length`, `surprise`, or of a reward term, over the window. Groups are the independent draws, so a
+    """Of a measure of `_value` or of a reward term, over the window. Groups are the independent draws, so a
     step's error comes from the spread of its group means. Groups that happen to be all alike are not certain either:
     the error is at least a quarter of what one group more at the other end of the range would change."""
     steps = [[[_value(s, value) for s in group] for group in step.groups] for step in evidence.steps]
@@ -89,8 +89,12 @@ def change_of(evidence: Evidence, value: str) -> Change | None:
 
 
 def _value(sample: Sample, name: str) -> float:
-    if name in ("reward", "length", "surprise"):
+    if name in ("reward", "length", "surprise", "prompt_length"):
         return float(getattr(sample, name))
+    if name == "reference_length":
+        return math.nan if sample.reference is None else float(len(sample.reference))
+    if name == "agrees":
+        return math.nan if sample.agrees is None else float(sample.agrees)
     return float(sample.terms.get(name, math.nan))
 
 

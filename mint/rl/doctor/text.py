@@ -1,4 +1,4 @@
-"""Text that does not survive the way to tokens and back: a tokenizer that is not the model's."""
+"""Prompts that are not what the model was made for: another tokenizer, another chat template."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ SHARE = 0.5
 
 
 def check(run: Evidence) -> list[Finding]:
+    return _tokenizer(run) or _template(run)
+
+
+def _template(run: Evidence) -> list[Finding]:
+    odd = [s for s in run.samples if s.oddity]
+    if len(run.samples) < FEWEST or len(odd) < SHARE * len(run.samples):
+        return []
+    return [
+        Finding(
+            "wrong_template",
+            "alarm",
+            run.span,
+            f"{len(odd) / len(run.samples):.0%} of the prompts do not fit the model; the first {odd[0].oddity}.",
+            "Make prompts with the model's own tokenizer and its chat template "
+            "(training_client.get_tokenizer().apply_chat_template), and read the prompts below as the model does.",
+            0.97,
+            {"odd prompts": len(odd) / len(run.samples)},
+            shown(odd),
+        )
+    ]
+
+
+def _tokenizer(run: Evidence) -> list[Finding]:
     samples = run.samples
     misread = [s for s in samples if s.misread]
     garbled = [s for s in samples if s.garbled]

@@ -18,7 +18,9 @@ async def retrieve_future(body: requests.RetrieveFuture, request: Request, serve
     """Held until the result is there; 408 asks the client to poll again, and makes it log nothing."""
     answer = await server.futures.wait(server.futures.find(body.request_id, user.name))
     if answer is None:
-        return JSONResponse({"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408)
+        waiting = server.queues.waiting()
+        told = {"type": "try_again", "request_id": body.request_id, "queue_state": waiting.queue_state}
+        return JSONResponse(told | ({"queue_state_reason": waiting.reason} if waiting.reason else {}), 408)
     return delivery(answer, request)
 
 

@@ -14,6 +14,7 @@ from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import fingerprint, read_body
 from mint.server.futures import SAMPLE, Promise
+from mint.server.queues import Load
 from mint.server.routes import Caller, State, Uncounted, answer, delivery, envelope
 from mint.server.samplers import CLONE_BLOCK
 from mint.server.state import Server
@@ -63,28 +64,30 @@ async def asample(request: Request, server: State, user: Uncounted) -> Response:
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
-    promise = await _sample(server, user, call, fingerprint(body))
+    promise = await _sample(server, user, call, body)
     if wire.HOLD in request.headers and (result := await server.futures.wait(promise)) is not None:
         return delivery(result, request, {wire.HELD: promise.request_id})
     return envelope(promise)
 
 
-async def _sample(server: Server, user: User, call: wire.SampleCall, same: bytes) -> Promise:
+async def _sample(server: Server, user: User, call: wire.SampleCall, body: bytes) -> Promise:
     """Starts the sample, unless it was asked for before under the same number."""
-    key, group = None, None
+    key, group, session, same = None, None, None, fingerprint(body)
     if call.sampling_session_id is None:
         policy, _ = server.samplers.policy(call.base_model, call.model_path, user)
     else:
-        policy = server.samplers.find(call.sampling_session_id, user).policy
+        sampler = server.samplers.find(call.sampling_session_id, user)
+        policy, session = sampler.policy, sampler.row.session_id
         if call.seq_id is not None:
             key = f"seq_id {call.seq_id} of sampling session {call.sampling_session_id}"
             group = (call.sampling_session_id, call.seq_id // CLONE_BLOCK)
     if known := server.futures.repeated(key, same):
         return known
     server.samplers.check(policy, call.request)
-    await server.meter.admit_sample(user.name, policy.run, policy.ephemeral)
-    promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}")
-    server.meter.quotas.hold(user.name, promise.settled)
+    await server.samplers.admit(policy, user.name)
+    leave = server.queues.enter(Load(session, samples=call.request.num_samples, bytes=len(body)))
+    promise = server.futures.open(user.name, key, same, group, f"{SAMPLE}{uuid.uuid4().hex}", session)
+    server.samplers.hold(user.name, promise.settled)
     promise.envelope["sample_sequence_ids"] = [f"{promise.request_id}:{n}" for n in range(call.request.num_samples)]
-    server.samplers.sample(policy, call.request, promise)
+    server.samplers.sample(policy, call.request, promise, leave)
     return promise

@@ -1,4 +1,4 @@
-"""Health, configuration, capabilities, sessions and heartbeats."""
+"""Configuration, capabilities, sessions and heartbeats."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from mint.server.routes import Caller, State, Uncounted, answer, key_of, sdk_rel
 from mint.types import GetServerCapabilitiesResponse, SupportedModel
 
 router = APIRouter()
-root = APIRouter()
-
-
-@root.get("/health")
-@router.get("/healthz")
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
 
 
 @router.post("/client/config")

@@ -56,7 +56,7 @@ async def _forward_backward(request: Request, server: Server, user: User, input_
         raise
     model = server.models.find(body.model_id, user)
     op = "forward" if body.forward_only else "forward_backward"
-    call = steps.Call(op, body.seq_id or None, fingerprint(plain), payload, body, fixed=form)
+    call = steps.Call(op, body.seq_id or None, fingerprint(plain), payload, body, len(plain), fixed=form)
     return await server.models.submit(model, call)
 
 

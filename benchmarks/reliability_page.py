@@ -1,0 +1,120 @@
+"""Makes docs/reliability.md of the results of load.py, capacity.py and fuzz.py.
+
+python benchmarks/load.py --minutes 10 --out benchmarks/results/load.json
+python benchmarks/capacity.py --out benchmarks/results/capacity.json
+python benchmarks/reliability_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "reliability.md"
+FLAT_PERCENT = 5.0
+
+
+def load_section(told: dict[str, Any]) -> str:
+    shares, memory = told["rounds_of_a_client"], told["memory"]
+    errors = sum(told["errors"].values())
+    looks = told["looks"]
+    rows = "\n".join(
+        f"| {kind} | {times['median']} | {times['p95']} | {times['p99']} | {times['most']} |"
+        for kind, times in told["seconds_of_a_call"].items()
+        if times
+    )
+    growth = "\n".join(
+        f"| {who} | {m['start_mib']} | {m['third_quarter_mib']} | {m['last_quarter_mib']} | {m['growth_percent']:+} % "
+        f"| {m['most_mib']} |"
+        for who, m in memory.items()
+        if m
+    )
+    marks = [looks[i * (len(looks) - 1) // 9] for i in range(10)] if len(looks) >= 10 else looks
+    course = "\n".join(
+        f"| {look['seconds']:.0f} | {look['server_bytes'] >> 20} | {look['engine_bytes'] >> 20} | {look['results']} "
+        f"| {look['adapters']['device']} / {look['adapters']['disk']} |"
+        for look in marks
+    )
+    flat = all(m and abs(m["growth_percent"]) <= FLAT_PERCENT for m in memory.values())
+    return f"""## Load
+
+`python benchmarks/load.py`: {told["clients"]} clients at once, each with a session and an adapter of its own
+(ranks 1 to 32), sample, train a step and take a snapshot without a pause for {told["minutes"]:g} minutes; at most
+{told["max_adapters"]} adapters on the device. {told["hardware"]}{told.get("note", "")}.
+
+| | |
+|---|---|
+| errors seen by clients | {errors} |
+| errors in the server's log | {len(told["server_errors"])} |
+| engine restarts | {told["engine_restarts"]} |
+| rounds in all | {told["rounds"]} |
+| rounds of a client: least, median, most | {shares["least"]}, {shares["median"]:g}, {shares["most"]} |
+| Jain's index of fairness (1: all equal) | {shares["jain_index"]} |
+| tokens sampled, trained | {told["tokens_sampled"]:.0f}, {told["tokens_trained"]:.0f} |
+| memory flat within {FLAT_PERCENT:g} % | {"yes" if flat else "no"} |
+
+Seconds a call takes, waiting for {told["clients"] - 1} others included:
+
+| | median | p95 | p99 | most |
+|---|---|---|---|---|
+{rows}
+
+Resident memory in MiB; growth is the mean of the last quarter of the run over that of the third:
+
+| | start | third quarter | last quarter | growth | most |
+|---|---|---|---|---|---|
+{growth}
+
+| second | server MiB | engine MiB | results kept | adapters on device / disk |
+|---|---|---|---|---|
+{course}
+"""
+
+
+def capacity_section(told: dict[str, Any]) -> str:
+    few, everything = told["few_fit"], told["all_fit"]
+    return f"""## More adapters than fit
+
+`python benchmarks/capacity.py`: {told["clients"]} clients of ranks 1 to 64 by turns where {told["fit"]} adapters fit,
+on {told["hardware"]} ({told["device"]}), against the same work where all fit. This is the worst case: nearly every call
+needs an adapter that is on disk.
+
+| | all fit | {told["fit"]} fit |
+|---|---|---|
+| seconds for {told["rounds"]} rounds | {everything["seconds"]} | {few["seconds"]} |
+| adapters brought back | {everything["returns"]} | {few["returns"]} |
+
+Results equal to the last bit: {"yes" if told["equal_to_the_bit"] else "NO"}. Slower by {told["slowdown"]} times, or
+{told["ms_a_return"]} ms for each adapter brought back (which includes writing the one that made room).
+"""
+
+
+def fuzz_section(told: dict[str, Any]) -> str:
+    statuses = ", ".join(f"{status}: {count}" for status, count in told["statuses"].items())
+    return f"""## Bad input
+
+`python benchmarks/fuzz.py`: {told["requests"]} requests drawn by schemathesis from the OpenAPI page, over all
+{told["operations"]} operations. Statuses: {statuses}. Ready afterwards: {"yes" if told["ready_afterwards"] else "NO"}.
+"""
+
+
+SECTIONS = {"load": load_section, "capacity": capacity_section, "fuzz": fuzz_section}
+
+
+def main() -> None:
+    parts = [
+        "# Reliability, measured\n\nWritten by `benchmarks/reliability_page.py` from `benchmarks/results`. What is "
+        "promised, and by\nwhich means, is in [durability](durability.md) and [operations](operations.md).\n"
+    ]
+    for name, section in SECTIONS.items():
+        file = HERE / "results" / f"{name}.json"
+        if file.exists():
+            parts.append(section(json.loads(file.read_text())))
+    PAGE.write_text("\n".join(parts))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Tokens a second of the sampler, beside transformers `generate` with PEFT, and how the cost grows.
+
+    python benchmarks/sampling.py [--device cuda] [--against transformers] [--sweep] [--out benchmarks/results/...json]
+
+Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
+because a busy machine only ever makes a round slower. Both have the same random weights and a rank-16 LoRA on every
+linear of the layers (ours on the unembedding as well). On the CPU both use the number of threads the engine chooses for
+the model. With `--device cuda` also: how far the sampler's log-probs are from the trainer's, and how long it takes from
+an optimizer step until the new policy can be sampled. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from mint.engine.device import Device, choose_threads
+from mint.engine.lora import Adapter
+from mint.engine.model import BaseModel
+from mint.engine.optimizer import AdamW
+from mint.engine.sampler.sampler import Sampler
+from mint.engine.trainer import Trainer
+from mint.engine.verify import check_copy
+from mint.types import (
+    AdamParams,
+    Datum,
+    LoraConfig,
+    ModelInput,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+    TensorData,
+)
+
+MODELS: dict[str, PretrainedConfig] = {
+    "4 x 256 wide": Qwen3Config(
+        vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
+    ),
+    "SmolLM2-135M shape": LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
+    ),
+    "Qwen3-0.6B shape": Qwen3Config(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+
+# (model, label, prompt lengths, samples a prompt, tokens a sample)
+Case = tuple[str, str, list[int], int, int]
+CASES: dict[str, list[Case]] = {
+    "cpu": [
+        ("4 x 256 wide", "32 prompts x 4 x 64", [32] * 32, 4, 64),
+        ("4 x 256 wide", "32 ragged prompts x 4 x 64", [*range(16, 256, 8), 16, 256], 4, 64),
+        ("4 x 256 wide", "1 x 1 x 128", [32], 1, 128),
+        ("SmolLM2-135M shape", "4 prompts x 4 x 16", [32] * 4, 4, 16),
+        ("SmolLM2-135M shape", "8 ragged prompts x 2 x 16", [8, 16, 24, 48, 64, 96, 128, 160], 2, 16),
+    ],
+    "cuda": [
+        ("Qwen3-0.6B shape", "256 x 1 x 128", [64] * 256, 1, 128),
+        ("Qwen3-0.6B shape", "32 x 8 x 128", [64] * 32, 8, 128),
+        ("Qwen3-0.6B shape", "1024 x 1 x 128", [64] * 1024, 1, 128),
+        ("Qwen3-0.6B shape", "1 x 1 x 128", [64], 1, 128),
+    ],
+}
+
+
+class Ours:
+    def __init__(self, folder: str, device: Device) -> None:
+        self.model = BaseModel.load(folder, device)
+        self.sampler = Sampler(self.model)
+
+    def adapter(self, rank: int = 16, seed: int = 0) -> Adapter:
+        """One whose B is not zero."""
+        adapter = self.model.new_adapter(LoraConfig(rank=rank, seed=seed))
+        with torch.no_grad():
+            for _, up in adapter.weights.values():
+                up.normal_(std=0.01)
+        return adapter
+
+    def sample(self, prompts: list[list[int]], samples: int, tokens: int, adapters: list[Adapter]) -> list[Any]:
+        answers: dict[int, SampleResponse] = {}
+        for n, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=tokens, seed=n, stop=[])
+            request = SampleRequest(ModelInput.from_ints(prompt), params, samples)
+            self.sampler.add(request, adapters[n % len(adapters)], lambda answer, n=n: answers.__setitem__(n, answer))  # type: ignore[misc]
+        while self.sampler.has_work:
+            self.sampler.step()
+        return [answers[n] for n in range(len(prompts))]
+
+
+class Peer:
+    """transformers `generate` of a PEFT model."""
+
+    def __init__(self, folder: str, device: Device, threads: int) -> None:
+        from peft import LoraConfig as PeftConfig
+        from peft import get_peft_model
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=device.dtype).to(device.torch_device)
+        self._model = get_peft_model(model, PeftConfig(r=16, lora_alpha=32, target_modules="all-linear")).eval()
+        self._threads = threads
+        self._device = device.torch_device
+
+    def sample(self, prompts: list[list[int]], samples: int, tokens: int) -> None:
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._threads)
+        width = max(map(len, prompts))
+        rows = [prompt for prompt in prompts for _ in range(samples)]
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=self._device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=self._device)
+        with torch.no_grad():
+            self._model.generate(
+                input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=tokens,
+                min_new_tokens=tokens, pad_token_id=0,
+            )  # fmt: skip
+
+
+def prompts_of(rng: np.random.Generator, lengths: list[int], vocabulary: int) -> list[list[int]]:
+    return [rng.integers(3, vocabulary, length).tolist() for length in lengths]
+
+
+def seconds(call: Callable[[], Any], device: Device) -> float:
+    if device.torch_device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    if device.torch_device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: int) -> dict[str, Any]:
+    name, label, lengths, samples, tokens = case
+    rng = np.random.default_rng(0)
+    adapter = ours.adapter().snapshot(ours.model.dtype)
+    vocabulary = ours.model.facts.vocab_size
+    sides: dict[str, Callable[[list[list[int]], int], Any]] = {
+        "ours": lambda prompts, count: ours.sample(prompts, samples, count, [adapter])
+    }
+    if peer is not None:
+        sides["transformers_peft"] = lambda prompts, count: peer.sample(prompts, samples, count)
+    for side in sides.values():
+        side(prompts_of(rng, lengths, vocabulary), min(tokens, 24))
+    took: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, call in sides.items():
+            prompts = prompts_of(rng, lengths, vocabulary)
+            took[side].append(seconds(lambda call=call, prompts=prompts: call(prompts, tokens), device))  # type: ignore[misc]
+    drawn = len(lengths) * samples * tokens
+    row: dict[str, Any] = {"model": name, "case": label, "tokens": drawn}
+    for side, times in took.items():
+        row[side] = {
+            "tokens_per_second": drawn / min(times),
+            "ms_per_step": 1e3 * min(times) / tokens,
+            "seconds": times,
+        }
+    if peer is not None:
+        row["ratio"] = min(took["transformers_peft"]) / min(took["ours"])
+        row["ratio_of_medians"] = statistics.median(took["transformers_peft"]) / statistics.median(took["ours"])
+    return row
+
+
+def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
+    """How cost grows with the batch, the context, the adapters in a batch and their rank."""
+    rng = np.random.default_rng(1)
+    tokens = 64 if large else 16
+    base = 128 if large else 16
+    plans: list[tuple[str, int, int, int, int, int]] = []  # (axis, value, batch, context, adapters, rank)
+    plans += [("batch", n, n, 128, 1, 16) for n in ((1, 4, 16, 64, 256, 1024) if large else (1, 4, 16, 64))]
+    plans += [("context", n, 32, n, 1, 16) for n in ((128, 512, 2048, 8192) if large else ())]
+    plans += [("context", n, 8, n, 1, 16) for n in (() if large else (128, 256, 512, 960))]
+    plans += [("adapters", n, base, 128, n, 16) for n in ((1, 4, 16, 64) if large else (1, 4, 16))]
+    plans += [("rank", n, base, 128, 1, n) for n in ((1, 8, 16, 64, 128) if large else (1, 16, 64))]
+    rows = []
+    for axis, value, batch, context, adapters, rank in plans:
+        one = ours.adapter(rank)
+        held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
+        times: dict[int, list[float]] = {1: [], tokens + 1: []}
+        for number in range(2):
+            for count, found in times.items():
+                prompts = prompts_of(rng, [context] * batch, ours.model.facts.vocab_size)
+                took = seconds(lambda p=prompts, c=count, h=held: ours.sample(p, 1, c, h), device)  # type: ignore[misc]
+                found += [took] if number else []  # the first round warms up
+        first, all_of_it = min(times[1]), min(times[tokens + 1])
+        row = {
+            "axis": axis, "value": value, "batch": batch, "context": context, "adapters": adapters, "rank": rank,
+            "prompts_ms": 1e3 * first, "ms_per_step": 1e3 * (all_of_it - first) / tokens,
+        }  # fmt: skip
+        rows.append(row)
+        print(
+            "{axis:>9} {value:>5}: {ms_per_step:8.2f} ms a step, prompts {prompts_ms:8.1f} ms".format(**row), flush=True
+        )
+        for adapter in held:
+            ours.sampler.forget(adapter)
+    return rows
+
+
+def agreement(ours: Ours) -> dict[str, float]:
+    """Sampler against trainer over fresh samples of one policy."""
+    model, rng = ours.model, np.random.default_rng(2)
+    policy = ours.adapter().snapshot(model.dtype)
+    lengths = rng.integers(16, 200, 64).tolist()
+    answers = ours.sample(prompts_of(rng, lengths, model.facts.vocab_size), 2, 64, [policy])
+    rng = np.random.default_rng(2)
+    rng.integers(16, 200, 64)
+    prompts = prompts_of(rng, lengths, model.facts.vocab_size)
+    data, sampled = [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        for sequence in answer.sequences:
+            full = prompt + sequence.tokens
+            data.append(Datum(ModelInput.from_ints(full[:-1]), {"target_tokens": TensorData(full[1:], "int64")}))
+            sampled.append(np.array(sequence.logprobs))
+    steps = Trainer(model).forward_backward(policy, data, "cross_entropy", {}, backward=False)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        outputs = stop.value.loss_fn_outputs
+    trained = [o["logprobs"].to_numpy()[-len(s) :] for o, s in zip(outputs, sampled, strict=True)]
+    difference = np.concatenate(trained) - np.concatenate(sampled)
+    gap = np.abs(difference)
+    return {
+        "tokens": float(gap.size), "mean": float(gap.mean()), "p99": float(np.quantile(gap, 0.99)),
+        "max": float(gap.max()), "mean_ratio": float(np.exp(difference).mean()),
+    }  # fmt: skip
+
+
+def refresh(ours: Ours, device: Device) -> dict[str, float]:
+    """From the end of an optimizer step until the sampler can draw with the new weights: the copy, its check, and
+    whatever the sampler does when it first meets it."""
+    adapter = ours.adapter()
+    optimizer = AdamW(adapter)
+    prompt = [[5, 6, 7]]
+    copies, first, known = [], [], []
+    for _ in range(6):
+        adapter.accumulate([torch.randn_like(p) for p in adapter.parameters()])
+        optimizer.step(AdamParams(learning_rate=1e-5))
+        held: list[Adapter] = []
+        copies.append(seconds(lambda held=held: held.append(adapter.snapshot(ours.model.dtype)), device))  # type: ignore[misc]
+        checked = seconds(lambda held=held: check_copy(adapter, held[0]), device)  # type: ignore[misc]
+        copies[-1] += checked
+        first.append(seconds(lambda held=held: ours.sample(prompt, 1, 1, held), device))  # type: ignore[misc]
+        known.append(seconds(lambda held=held: ours.sample(prompt, 1, 1, held), device))  # type: ignore[misc]
+    copy, meets = (1e3 * statistics.median(times[1:]) for times in (copies, first))
+    return {
+        "snapshot_ms": copy,
+        "first_token_ms": meets,
+        "token_of_a_known_policy_ms": 1e3 * statistics.median(known[1:]),
+    }
+
+
+def keep(result: dict[str, Any], out: Path | None) -> None:
+    """As it grows, so that an interrupted run is not lost."""
+    if out:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--against", choices=("transformers",))
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    cuda = args.device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    device = Device(torch.device(args.device), dtype, "asked for")
+    result: dict[str, Any] = {
+        "hardware": torch.cuda.get_device_name() if cuda else f"{platform.processor() or platform.machine()}, CPU",
+        "cores": os.cpu_count(), "load_before": os.getloadavg()[0], "torch": torch.__version__, "rows": [],
+    }  # fmt: skip
+    last = ""
+    widest = [case for case in CASES[args.device] if case[0] == CASES[args.device][0][0]][-1]
+    with tempfile.TemporaryDirectory() as folder:
+        for case in CASES[args.device]:
+            if case[0] != last:
+                last = case[0]
+                torch.manual_seed(0)
+                AutoModelForCausalLM.from_config(MODELS[last], dtype=dtype).save_pretrained(f"{folder}/{last}")
+                ours = Ours(f"{folder}/{last}", device)
+                threads = choose_threads(ours.model.hidden_size).count
+                peer = Peer(f"{folder}/{last}", device, threads) if args.against else None
+            row = compare(ours, peer, case, device, args.rounds) | {"threads": None if cuda else threads}
+            result["rows"].append(row)
+            line = f"{row['model']:>19} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
+            line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
+            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peer else ""), flush=True)
+            keep(result, args.out)
+            if case is widest:
+                if cuda:
+                    result["agreement"], result["refresh"] = agreement(ours), refresh(ours, device)
+                    print(result["agreement"], result["refresh"], flush=True)
+                    keep(result, args.out)
+                if args.sweep:
+                    result["sweep"] = sweep(ours, device, cuda)
+    result["load_after"] = os.getloadavg()[0]
+    keep(result, args.out)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

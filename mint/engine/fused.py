@@ -1,0 +1,221 @@
+"""A decoder's layers with fused projections, for sampling: q, k and v in one product, gate and up in one.
+
+The families of `FAMILIES` share one layer: norm, attention with rotary embedding (norms on q and k, biases and windows
+where a family has them), norm, gated MLP. `FusedDecoder.of` recognises them, lays the weights of each fused projection
+side by side and makes the linears of the transformers modules views of them, so that training goes on with the same
+storage; then it compares itself with those modules on a few tokens, and a model that is anything else stays as it is.
+`hidden` is the pass in plain torch, for any device; the pass in kernels of its own (`mint.engine.sampler.kernel_pass`)
+uses the same weights.
+
+Rows: the tokens of a pass stand in runs of one adapter, each run filled up to `multiple` rows (see `padded`).
+
+Shapes: T rows, H query heads, K key/value heads, D head size, I a projection's inputs, O its outputs, R rank.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mint.engine.attention import Attend, PackedAttention
+from mint.engine.lora import UNEMBEDDING, Adapter, LoraLinear, Rows
+
+if TYPE_CHECKING:
+    from mint.engine.model import BaseModel
+
+FAMILIES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# Rotary embeddings whose frequencies do not depend on the length of the sequence.
+FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Linears with one input, their weights below one another."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None
+    paths: tuple[str, ...]
+    """The linears, as adapters name them..."""
+    sizes: tuple[int, ...]
+    """...and how many of the outputs are each one's."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    input_norm: Tensor
+    qkv: Projection
+    head_norm: Tensor | None
+    """Of every query and key head, [H + K, D]; None where the family has none."""
+    out: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+    window: int | None
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class FusedDecoder:
+    def __init__(self, model: BaseModel, decoder: Any) -> None:
+        config = decoder.config
+        self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self.scale: float = self.head_dim**-0.5
+        self.eps: float = config.rms_norm_eps
+        self.embedding = decoder.embed_tokens.weight
+        self.final_norm = decoder.norm.weight
+        linears = model.linears
+        self.unembedding = _fuse([(UNEMBEDDING, linears[UNEMBEDDING])])
+        names = {id(linear): path for path, linear in linears.items()}
+
+        def fuse(*parts: LoraLinear) -> Projection:
+            return _fuse([(names[id(part)], part) for part in parts])
+
+        self.layers: list[Layer] = []
+        for layer, window in zip(decoder.layers, model.windows, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            self.layers.append(
+                Layer(
+                    input_norm=layer.input_layernorm.weight,
+                    qkv=fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+                    head_norm=self._head_norm(attention),
+                    out=fuse(attention.o_proj),
+                    mlp_norm=layer.post_attention_layernorm.weight,
+                    gate_up=fuse(mlp.gate_proj, mlp.up_proj),
+                    down=fuse(mlp.down_proj),
+                    window=window,
+                )
+            )
+        self.cos_PD, self.sin_PD = _rotary_tables(decoder.rotary_emb, model)
+        self._pairs: WeakKeyDictionary[Adapter, dict[str, tuple[Tensor, Tensor] | None]] = WeakKeyDictionary()
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: BaseModel, module: Any) -> FusedDecoder | None:
+        """None for a model of another family, or one that computes something else than its family does."""
+        config, decoder = module.config.get_text_config(), module.get_decoder()
+        if type(module).__name__ not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
+            return None
+        if decoder.rotary_emb.rope_type not in FIXED_ROTARY or model.head_dim % 2:
+            return None
+        fused = cls(model, decoder)
+        tokens_T = torch.arange(8, device=model.device) % model.facts.vocab_size
+        rows: Rows = [(None, 8)]
+        theirs = model.hidden(tokens_T, tokens_T, PackedAttention([8]), rows)
+        ours = fused.hidden(tokens_T, tokens_T, PackedAttention([8]), rows)
+        tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
+        if not float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max()):
+            log.warning("%s differs from the layers of its family; it is sampled without fused ones", model.facts.name)
+            return None
+        return fused
+
+    def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
+        """The final hidden states, after the last norm."""
+        cos_T1D, sin_T1D = self.cos_PD[positions_T][:, None], self.sin_PD[positions_T][:, None]
+        heads, kv = self.num_heads, self.num_kv_heads
+        both, half = heads + kv, self.head_dim // 2
+        x = F.embedding(tokens_T, self.embedding)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer.qkv, self._norm(x, layer.input_norm), rows).unflatten(1, (both + kv, -1))
+            qk, v_TKD = qkv[:, :both], qkv[:, both:]
+            if layer.head_norm is not None:
+                qk = self._norm(qk, None) * layer.head_norm
+            turned = torch.cat((-qk[..., half:], qk[..., :half]), dim=-1)
+            qk = qk * cos_T1D + turned * sin_T1D
+            seen = attend(number, qk[:, :heads], qk[:, heads:], v_TKD, self.scale, layer.window)
+            x = x + self._project(layer.out, seen.flatten(1), rows)
+            gate, up = self._project(layer.gate_up, self._norm(x, layer.mlp_norm), rows).chunk(2, dim=1)
+            x = x + self._project(layer.down, F.silu(gate) * up, rows)
+        return self._norm(x, self.final_norm)
+
+    def logits(self, hidden_TH: Tensor, rows: Rows) -> Tensor:
+        """In float32."""
+        return self._project(self.unembedding, hidden_TH, rows).float()
+
+    def _head_norm(self, attention: Any) -> Tensor | None:
+        if not hasattr(attention, "q_norm"):
+            return None
+        q, k = attention.q_norm.weight, attention.k_norm.weight
+        return torch.cat((q.expand(self.num_heads, -1), k.expand(self.num_kv_heads, -1)))
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+    def _project(self, projection: Projection, x_TI: Tensor, rows: Rows) -> Tensor:
+        out_TO = F.linear(x_TI, projection.weight_OI, projection.bias_O)
+        start = 0
+        for adapter, count in rows:
+            if adapter is not None and (pair := self.pair(adapter, projection)) is not None:
+                down_RI, up_RO = pair
+                x, out = (x_TI, out_TO) if count == len(x_TI) else (t[start : start + count] for t in (x_TI, out_TO))
+                out.addmm_(x @ down_RI.T, up_RO)
+            start += count
+        return out_TO
+
+    def pair(self, adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:
+        """The adapter's matrices for all linears of the projection at once, its scale in the second: every linear's A
+        below the others', and their B in blocks. None if it has no linear there."""
+        pairs = self._pairs.setdefault(adapter, {})
+        key = projection.paths[0]
+        if key not in pairs:
+            pairs[key] = _joined(adapter, projection)
+        return pairs[key]
+
+
+def padded(rows: Sequence[tuple[Adapter | None, int]], multiple: int) -> tuple[Rows, list[int]]:
+    """Runs filled up to whole multiples, and where each of the tokens given now stands."""
+    runs: list[tuple[Adapter | None, int]] = []
+    places: list[int] = []
+    start = 0
+    for adapter, count in rows:
+        places.extend(range(start, start + count))
+        whole = -(-count // multiple) * multiple
+        runs.append((adapter, whole))
+        start += whole
+    return runs, places
+
+
+def _fuse(parts: list[tuple[str, LoraLinear]]) -> Projection:
+    paths, linears = zip(*parts, strict=True)
+    sizes = tuple(linear.out_features for linear in linears)
+    bias_O = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    if len(linears) == 1:
+        return Projection(linears[0].weight, bias_O, paths, sizes)
+    weight_OI = torch.cat([linear.weight for linear in linears])
+    for linear, part in zip(linears, weight_OI.split(sizes), strict=True):
+        linear.weight.data = part
+    return Projection(weight_OI, bias_O, paths, sizes)
+
+
+def _joined(adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:
+    held = [(n, adapter.weights[path]) for n, path in enumerate(projection.paths) if path in adapter.weights]
+    if not held:
+        return None
+    dtype = projection.weight_OI.dtype
+    rank = adapter.config.rank
+    starts = [sum(projection.sizes[:n]) for n in range(len(projection.sizes))]
+    down_RI = torch.cat([a.detach().to(dtype) for _, (a, _) in held])
+    up_RO = down_RI.new_zeros(len(down_RI), sum(projection.sizes))
+    for place, (n, (_, b)) in enumerate(held):
+        columns = slice(starts[n], starts[n] + projection.sizes[n])
+        up_RO[place * rank : (place + 1) * rank, columns] = (adapter.scale * b.detach().float()).T.to(dtype)
+    return down_RI, up_RO
+
+
+@torch.no_grad()
+def _rotary_tables(rotary: Any, model: BaseModel) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, [positions, D], as the family rounds them."""
+    positions = torch.arange(model.facts.max_context + 1, device=model.device)[None]
+    like = torch.empty(0, dtype=model.dtype, device=model.device)
+    cos, sin = rotary(like, positions)
+    return cos[0], sin[0]

@@ -1,0 +1,237 @@
+"""Carries out plans in kernels of our own: steps that only decode as recorded graphs, several tokens at a time without
+the host between them; steps that read prompts as one pass over packed rows.
+
+Rows of one adapter stand together and fill whole tiles (`mint.engine.kernels.rows`). `runner.Runner` is the reference,
+and does what this one does not.
+
+Shapes: N rows, T tokens, A sequences, L lines of the block tables, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mint.engine.fused import FusedDecoder, padded
+from mint.engine.kernels import draw as draw_kernel
+from mint.engine.kernels import paged_attention
+from mint.engine.kernels.rows import TILE
+from mint.engine.lora import Adapter, Rows
+from mint.engine.model import BaseModel
+from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs
+from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of, uniforms_of
+from mint.engine.sampler.kernel_pass import KernelPass, PassRows
+from mint.engine.sampler.paged import BlockStore
+from mint.engine.sampler.scheduler import Plan, Work
+from mint.engine.sampler.sequence import Sequence
+from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
+
+# Tokens a sequence draws before the host looks at them again: it costs those behind a stop, and a request that arrives
+# waits for as many.
+BURST = 16
+# Rows of logits in one piece, by their numbers: half a gigabyte of bfloat16.
+LOGITS_PIECE = 2**28
+SCORES_PIECE = 2**26
+
+
+class KernelRunner:
+    burst = BURST
+
+    def __init__(self, model: BaseModel, fused: FusedDecoder, block_size: int) -> None:
+        self._model = model
+        self.store = BlockStore(model, block_size)
+        self._slots = AdapterSlots(fused)
+        self._pass = KernelPass(fused, self.store, self._slots, model.fixed_rows)
+        vocabulary = model.facts.vocab_size
+        most = -(-model.facts.max_context // block_size) + 1
+        self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most, model.fixed_rows)
+        self._rows_a_piece = max(1, LOGITS_PIECE // vocabulary)
+        self._scores_a_piece = max(1, SCORES_PIECE // vocabulary)
+
+    def forget(self, adapter: Adapter) -> None:
+        self._slots.forget(adapter)
+
+    @torch.no_grad()
+    def run(self, plan: Plan) -> list[Drawn]:
+        self.store.grow(plan.blocks)
+        self.store.copy(plan.copies)  # and nothing to clear: the kernels never load what a sequence did not write
+        if not plan.work:
+            return []
+        return self._decode(plan.work) if plan.decodes else self._read(plan.work)
+
+    # ------------------------------------------------------------------------------------------------------ decoding
+
+    def _decode(self, works: list[Work]) -> list[Drawn]:
+        sequences = [work.sequence for work in works]
+        size = self._graphs.load(self._batch(works), self._slots.tables)
+        if not all(sequence.group.plain for sequence in sequences):
+            logits_NV = self._graphs.logits(size)
+            places = self._places(runs_of((sequence.group.adapter, 1) for sequence in sequences))
+            return drawn_from(logits_NV.index_select(0, places).float(), sequences)
+        count, steps = len(sequences), max(work.steps for work in works)
+        uniform = np.zeros((steps, size[1]), dtype=np.float32)
+        uniform[:, :count] = _below_one(uniforms_of(sequences, steps))
+        temperature = np.ones(size[1], dtype=np.float32)
+        temperature[:count] = [sequence.group.params.temperature for sequence in sequences]
+        uniform_SA, temperature_A = self._on_device(uniform), self._on_device(temperature)
+        ids_SA = torch.zeros(steps, size[1], dtype=torch.int64, device=uniform_SA.device)
+        logprobs_SA = torch.zeros_like(uniform_SA)
+        for step in range(steps):
+            self._graphs.logits(size)
+            self._graphs.draw(size, temperature_A, uniform_SA[step], ids_SA[step], logprobs_SA[step])
+        ids, logprobs = ids_SA.T[:count].tolist(), logprobs_SA.T[:count].tolist()
+        return [
+            Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
+            for work, ids_S, logprobs_S in zip(works, ids, logprobs, strict=True)
+        ]
+
+    def _batch(self, works: list[Work]) -> Batch:
+        sequences = [work.sequence for work in works]
+        runs = runs_of((sequence.group.adapter, 1) for sequence in sequences)
+        rows, places = padded(runs, TILE)
+        return Batch(
+            place_A=np.array(places),
+            slot_of_tile=self._tiles(rows),
+            token_A=np.array([sequence.tokens[-1] for sequence in sequences]),
+            position_A=np.array([sequence.computed for sequence in sequences]),
+            left_A=np.array([work.steps for work in works]),
+            table_AM=_tables(sequences),
+            longest=max(work.sequence.computed + work.steps for work in works),
+            adapted=adapts_unembedding(adapter for adapter, _ in rows),
+        )
+
+    # ------------------------------------------------------------------------------------------------ reading prompts
+
+    def _read(self, works: list[Work]) -> list[Drawn]:
+        rows, places = padded(runs_of((work.sequence.group.adapter, work.count) for work in works), TILE)
+        place_T = np.array(places)
+        starts = np.cumsum([0, *(work.count for work in works)])[:-1].tolist()
+        hidden_NH = self._hidden(works, starts, rows, place_T)
+        for work, start in zip(works, starts, strict=True):
+            self._score(work, hidden_NH[place_T[start] : place_T[start] + work.count])
+        drawing = [
+            (work, places[start + work.count - 1]) for work, start in zip(works, starts, strict=True) if work.draws
+        ]
+        return [
+            drawn
+            for first in range(0, len(drawing), self._rows_a_piece)
+            for drawn in self._draw(drawing[first : first + self._rows_a_piece], hidden_NH)
+        ]
+
+    def _hidden(self, works: list[Work], starts: list[int], rows: Rows, place_T: np.ndarray) -> Tensor:
+        size = self.store.block_size
+        count = sum(count for _, count in rows)
+        token_N, position_N = np.zeros((2, count), dtype=np.int32)
+        cache_slot_N = np.full(count, -1, dtype=np.int64)
+        table_LM = _tables([work.sequence for work in works])
+        length_L = np.array([work.sequence.computed + work.count for work in works], dtype=np.int32)
+        decoding: list[tuple[int, int]] = []
+        tiles: list[tuple[int, int, int, int]] = []
+        for line, (work, start) in enumerate(zip(works, starts, strict=True)):
+            sequence, first, row = work.sequence, work.sequence.computed, int(place_T[start])
+            span = np.arange(first, first + work.count)
+            at = slice(row, row + work.count)
+            token_N[at] = sequence.tokens[first : first + work.count]
+            position_N[at] = span
+            cache_slot_N[at] = table_LM[line, span // size].astype(np.int64) * size + span % size
+            if sequence.drawn and work.count == 1:
+                decoding.append((row, line))
+            else:
+                tiles += _query_tiles(row, work.count, first, line)
+        on_device = self._on_device
+        attend = _attention(
+            on_device(np.array(decoding, dtype=np.int32).reshape(-1, 2).T.copy()),
+            on_device(np.array(tiles, dtype=np.int32).reshape(-1, 4)),
+            on_device(table_LM),
+            on_device(length_L),
+            int(length_L.max()),
+        )
+        return self._pass.hidden(
+            PassRows(
+                on_device(token_N), on_device(position_N), on_device(cache_slot_N), on_device(self._tiles(rows)), attend
+            )
+        )
+
+    def _score(self, work: Work, hidden_CH: Tensor) -> None:
+        scores, start = work.sequence.scores, work.sequence.computed
+        positions = scores.positions(start, start + work.count) if scores else range(0)
+        for first in range(positions.start, positions.stop, self._scores_a_piece):
+            piece = range(first, min(first + self._scores_a_piece, positions.stop))
+            rows_NH = hidden_CH[piece.start - 1 - start : piece.stop - 1 - start]
+            assert scores is not None
+            rows, _ = padded([(work.sequence.group.adapter, len(piece))], TILE)
+            scores.write(piece, self._logits(rows_NH, rows)[: len(piece)].float())
+
+    def _draw(self, piece: list[tuple[Work, int]], hidden_NH: Tensor) -> list[Drawn]:
+        rows, places = padded(runs_of((work.sequence.group.adapter, 1) for work, _ in piece), TILE)
+        index = np.zeros(sum(count for _, count in rows), dtype=np.int64)
+        index[places] = [place for _, place in piece]
+        logits_NV = self._logits(hidden_NH.index_select(0, self._on_device(index)), rows)
+        sequences = [sequence for work, _ in piece for sequence in work.draws]
+        # The samples of a group draw their first token from the same row.
+        source = np.repeat(places, [len(work.draws) for work, _ in piece]).astype(np.int32)
+        source_A = self._on_device(source)
+        if not all(sequence.group.plain for sequence in sequences):
+            return drawn_from(logits_NV.index_select(0, source_A).float(), sequences)
+        uniform_A = self._on_device(_below_one(uniforms_of(sequences, 1))[0])
+        temperature = [sequence.group.params.temperature for sequence in sequences]
+        temperature_A = self._on_device(np.array(temperature, dtype=np.float32))
+        ids_A = torch.zeros(len(sequences), dtype=torch.int64, device=source_A.device)
+        logprobs_A = torch.zeros_like(uniform_A)
+        draw_kernel.draw(logits_NV, source_A, temperature_A, uniform_A, ids_A, logprobs_A)
+        drawn = zip(sequences, ids_A[:, None].tolist(), logprobs_A[:, None].tolist(), strict=True)
+        return [Drawn(*each) for each in drawn]
+
+    def _logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
+        """Of rows in whole tiles, or of the first of them."""
+        count = sum(count for _, count in rows)
+        if len(hidden_NH) < count:
+            hidden_NH = torch.cat((hidden_NH, hidden_NH.new_zeros(count - len(hidden_NH), hidden_NH.shape[1])))
+        adapted = adapts_unembedding(adapter for adapter, _ in rows)
+        return self._pass.logits(hidden_NH, self._on_device(self._tiles(rows)), adapted)
+
+    # ---------------------------------------------------------------------------------------------------------- both
+
+    def _tiles(self, rows: Rows) -> np.ndarray:
+        lines = self._slots.lines(adapter for adapter, _ in rows)
+        return np.repeat([lines[adapter] for adapter, _ in rows], [count // TILE for _, count in rows]).astype(np.int32)
+
+    def _places(self, runs: Rows) -> Tensor:
+        return self._on_device(np.array(padded(runs, TILE)[1]))
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+
+def _attention(decoding_2A: Tensor, tile_S4: Tensor, table_LM: Tensor, length_L: Tensor, longest: int) -> Any:
+    def attend(q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor, scale: float, window: int | None) -> None:
+        if decoding_2A.shape[1]:
+            row_A, line_A = decoding_2A
+            paged_attention.decode(q, cache, out, row_A, line_A, table_LM, length_L, longest, scale, window)
+        if len(tile_S4):
+            paged_attention.span(q, cache, out, tile_S4, table_LM, scale, window)
+
+    return attend
+
+
+def _query_tiles(row: int, count: int, position: int, line: int) -> Iterator[tuple[int, int, int, int]]:
+    step = paged_attention.SPAN
+    for start in range(0, count, step):
+        yield row + start, min(step, count - start), position + start, line
+
+
+def _tables(sequences: list[Sequence]) -> np.ndarray:
+    width = max(len(sequence.blocks) for sequence in sequences)
+    table_LM = np.zeros((len(sequences), width), dtype=np.int32)
+    for line, sequence in enumerate(sequences):
+        table_LM[line, : len(sequence.blocks)] = sequence.blocks
+    return table_LM
+
+
+def _below_one(uniform: np.ndarray) -> np.ndarray:
+    """In float32, where the largest of them round to 1."""
+    return np.minimum(uniform.astype(np.float32), np.nextafter(np.float32(1), np.float32(0)))

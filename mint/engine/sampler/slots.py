@@ -1,0 +1,96 @@
+"""Which adapters the kernels know, by line of a table of addresses, ranks and scales.
+
+A new policy is samplable when its addresses are written, and sequences of older ones go on beside it. A is read where
+it lies, B from a turned copy. Line 0 is the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.kernels.rows import TILE, Tables
+from mint.engine.lora import UNEMBEDDING, Adapter
+
+_FIRST_LINES = 256
+
+
+class AdapterSlots:
+    def __init__(self, fused: FusedDecoder) -> None:
+        self._device, self._dtype = fused.embedding.device, fused.embedding.dtype
+        self._numbers: dict[str, int] = {}
+        for projection in chain.from_iterable(layer.projections for layer in fused.layers):
+            self._count(projection)
+        self._count(fused.unembedding)
+        self.tables = Tables(_FIRST_LINES, len(self._numbers), TILE, self._device)
+        """Another object when it had to grow: whatever was recorded with the old one is void."""
+        self._lines: dict[Adapter, int] = {}
+        self._held: dict[int, list[Tensor]] = {}  # what the addresses of a line point to
+        self._free = list(range(_FIRST_LINES - 1, 0, -1))
+
+    def first_linear(self, projection: Projection) -> int:
+        return self._numbers[projection.paths[0]]
+
+    def lines(self, adapters: Iterable[Adapter | None]) -> dict[Adapter | None, int]:
+        """The line of each, written now if need be. Lines of others may be given up for it."""
+        wanted = {adapter for adapter in adapters if adapter is not None}
+        self._make_room(wanted)
+        for adapter in wanted:
+            if adapter not in self._lines:
+                self._lines[adapter] = self._free.pop()
+                self._write(adapter, self._lines[adapter])
+        return {None: 0} | {adapter: self._lines[adapter] for adapter in wanted}
+
+    def forget(self, adapter: Adapter) -> None:
+        """For one that runs on it is found again at its next step."""
+        if (line := self._lines.pop(adapter, None)) is not None:
+            del self._held[line]
+            self._free.append(line)
+
+    def _count(self, projection: Projection) -> None:
+        for path in projection.paths:
+            self._numbers[path] = len(self._numbers)
+
+    def _make_room(self, wanted: set[Adapter]) -> None:
+        rank = max((adapter.config.rank for adapter in wanted), default=0)
+        rank_cap = max(self.tables.rank_cap, -(-rank // TILE) * TILE)
+        lines = self.tables.lines
+        if len(wanted - self._lines.keys()) > len(self._free):
+            for adapter in self._lines.keys() - wanted:
+                self.forget(adapter)
+            while len(wanted) >= lines:
+                lines *= 2
+        if lines > self.tables.lines or rank_cap > self.tables.rank_cap:
+            self.tables = Tables(lines, len(self._numbers), rank_cap, self._device)
+            self._lines.clear()
+            self._held.clear()
+            self._free = list(range(lines - 1, 0, -1))
+
+    def _write(self, adapter: Adapter, line: int) -> None:
+        a, b, rank = ([0] * len(self._numbers) for _ in range(3))
+        held = self._held[line] = []
+        for path, (down, up) in adapter.weights.items():
+            number = self._numbers[path]
+            tensors = [_readable(weight, self._dtype) for weight in (down, up.T)]
+            held += tensors
+            a[number], b[number] = (tensor.data_ptr() for tensor in tensors)
+            rank[number] = len(down)
+        tables = self.tables
+        tables.a[line] = torch.tensor(a)
+        tables.b[line] = torch.tensor(b)
+        tables.rank[line] = torch.tensor(rank, dtype=torch.int32)
+        tables.scale[line] = adapter.scale
+
+
+def adapts_unembedding(adapters: Iterable[Adapter | None]) -> bool:
+    return any(adapter is not None and UNEMBEDDING in adapter.weights for adapter in adapters)
+
+
+def _readable(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The kernels read rows of 16 aligned bytes."""
+    weight = weight.detach().to(dtype).contiguous()
+    return weight if weight.data_ptr() % 16 == 0 else weight.clone()

@@ -15,6 +15,7 @@ import torch
 import mint.engine.engine as engine_module
 from mint.engine.engine import Engine, Runtime
 from mint.engine.lanes import Lanes, Task
+from mint.engine.process import make_engine
 from mint.errors import BadRequest, Internal, NotFound
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampledSequence, SampleRequest, SamplingParams
 
@@ -116,7 +117,7 @@ def test_calls_that_do_not_wait_give_what_waiting_calls_give(engine: Engine, bas
 
 def test_a_short_task_of_one_adapter_does_not_wait_for_a_long_one_of_another(engine: Engine, base: str) -> None:
     created(engine, base, "long", "short")
-    runtime(engine).trainer._token_budget = 8  # so that the long call is many micro-batches
+    runtime(engine).trainer._budget.tokens = 8  # so that the long call is many micro-batches
     finished: list[str] = []
     long = engine.forward_backward("long", [datum(PROMPT * 2)] * 60, "cross_entropy", {})
     long.add_done_callback(lambda _: finished.append("long"))
@@ -130,7 +131,7 @@ def test_a_short_task_of_one_adapter_does_not_wait_for_a_long_one_of_another(eng
 
 def test_training_goes_on_while_samples_run(engine: Engine, base: str) -> None:
     created(engine, base, "a")
-    runtime(engine).trainer._token_budget = 8
+    runtime(engine).trainer._budget.tokens = 8
     engine.load_policy("base", base, None).result(PATIENCE)
     finished: list[str] = []
     sample = engine.sample("base", ask(n=16, max_tokens=50))
@@ -263,7 +264,7 @@ def test_a_released_policy_finishes_what_it_had_begun(engine: Engine, base: str)
 
 def test_closing_fails_what_is_pending_and_everything_later(engine: Engine, base: str) -> None:
     created(engine, base, "a")
-    runtime(engine).trainer._token_budget = 8
+    runtime(engine).trainer._budget.tokens = 8
     engine.load_policy("base", base, None).result(PATIENCE)
     begun = threading.Event()
     futures: list[Future[Any]] = [engine.sample("base", ask(n=8, max_tokens=50), lambda *_: begun.set())]
@@ -297,10 +298,10 @@ def test_an_open_catalogue_loads_on_demand_and_tries_again_after_a_failure(base:
 def test_loading_a_model_holds_up_nobody_else(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def load(name: str, device: Any) -> Runtime:
+    def load(name: str, device: Any, lean: bool) -> Runtime:
         if name == "slow":
             assert go.wait(PATIENCE)
-        return Runtime(base, device)
+        return Runtime(base, device, lean)
 
     engine = Engine()
     try:
@@ -377,3 +378,15 @@ def test_a_task_cancelled_in_the_queue_is_never_done() -> None:
     assert future.cancel()
     lanes.step()
     assert log == [] and not lanes.has_work
+
+
+def test_a_lean_engine_trains_to_the_same_weights(base: str) -> None:
+    found = []
+    for lean in (False, True):
+        backend = make_engine([base], lean)
+        assert isinstance(backend, Engine) and runtime(backend).trainer._lean is lean
+        backend.create_adapter("a", base, LoraConfig(rank=2, seed=0)).result(PATIENCE)
+        train(backend, "a", PROMPT)
+        found.append([p.detach().clone() for p in backend._tenants["a"].adapter.parameters()])
+        backend.close()
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class DecodeGraphs:
         self._device, self._dtype = store.keys[0].device, store.keys[0].dtype
         self._graphs: dict[Size, torch.cuda.CUDAGraph] = {}
         self._recorded_with: tuple[Tables, int] | None = None
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._capacity = 0
 
     def load(self, batch: Batch, tables: Tables) -> Size:

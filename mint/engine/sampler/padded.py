@@ -68,9 +68,9 @@ class _Layout:
 
     def inside(self, attend: Attend) -> Attend:
         def attend_to_tokens(
-            layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float, window: int | None
+            layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float, window: int | None
         ) -> Tensor:
-            q, k, v = (self.take(x) for x in (q_NHD, k_NKD, v_NKD))
+            q, k, v = (self.take(x) for x in (q_THD, k_TKD, v_TKD))
             return self.fill(attend(layer, q, k, v, scale, window))
 
         return attend_to_tokens

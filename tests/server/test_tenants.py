@@ -21,6 +21,8 @@ CHECKPOINT = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
 
 OPEN = {
     "GET /health",
+    "GET /healthz",
+    "GET /readyz",
     "GET /api/v1/healthz",
     "GET /openapi.json",
     "GET /docs",
@@ -49,6 +51,8 @@ LISTS = {
     "GET /v1/models",
 }
 """Show what the caller may see."""
+FOR_ADMINISTRATORS = {"GET /metrics", "GET /api/v1/mint/status"}
+"""Tell of everybody: 403 for a tenant."""
 HOSTED_ONLY = {
     "PUT /api/v1/sessions/{session_id}/project",
     "GET /api/v1/sessions/{session_id}/trace_export",
@@ -131,7 +135,7 @@ def app_routes(live: Live) -> set[str]:
 
 
 def test_every_address_has_been_decided_upon(live: Live) -> None:
-    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | HOSTED_ONLY | set(BY_ID)
+    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | FOR_ADMINISTRATORS | HOSTED_ONLY | set(BY_ID)
     assert app_routes(live) == decided, "a new address needs a place in one of the sets above"
 
 
@@ -255,6 +259,16 @@ def test_an_administrator_sees_and_looks_after_what_others_saved(two: tuple[Live
     checkpoint = f"/training_runs/{ids['run']}/checkpoints/sampler_weights/one"
     assert chain.tenant("root2", admin=True).http.delete(checkpoint).is_success
     assert alice.get("/checkpoints")["checkpoints"] == []
+
+
+def test_what_tells_of_everybody_is_for_administrators(two: tuple[Live, Live, Keychain]) -> None:
+    _, bob, chain = two
+    for route in FOR_ADMINISTRATORS:
+        address = bob.url + route.removeprefix("GET ")
+        assert bob.http.get(address).status_code == 403
+        assert chain.ring.find("alice").id not in bob.http.get(address).text
+    root = chain.tenant("root", admin=True)
+    assert root.http.get(f"{root.url}/metrics").status_code == 200
 
 
 def test_a_published_checkpoint_tells_nothing_of_the_rest_of_its_run(two: tuple[Live, Live, Keychain]) -> None:

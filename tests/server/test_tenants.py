@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ CHECKPOINT = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
 
 OPEN = {
     "GET /health",
+    "GET /healthz",
+    "GET /readyz",
     "GET /api/v1/healthz",
     "GET /openapi.json",
     "GET /docs",
@@ -49,6 +52,8 @@ LISTS = {
     "GET /v1/models",
 }
 """Show what the caller may see."""
+FOR_ADMINISTRATORS = {"GET /metrics", "GET /api/v1/mint/status"}
+"""Tell of everybody: 403 for a tenant."""
 HOSTED_ONLY = {
     "PUT /api/v1/sessions/{session_id}/project",
     "GET /api/v1/sessions/{session_id}/trace_export",
@@ -131,7 +136,7 @@ def app_routes(live: Live) -> set[str]:
 
 
 def test_every_address_has_been_decided_upon(live: Live) -> None:
-    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | HOSTED_ONLY | set(BY_ID)
+    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | FOR_ADMINISTRATORS | HOSTED_ONLY | set(BY_ID)
     assert app_routes(live) == decided, "a new address needs a place in one of the sets above"
 
 
@@ -177,6 +182,11 @@ def nobodys(ids: Ids) -> Ids:
     }
 
 
+def words_of(answer: httpx.Response) -> str:
+    """Without the number that every request gets for the log."""
+    return re.sub(r'"request_id":\s*"[0-9a-f-]+"', "", answer.text)
+
+
 def ask(who: Live, route: str, ids: Ids) -> tuple[int, str]:
     """Status and words, with whatever the id was taken out."""
     method, _, path = route.partition(" ")
@@ -188,7 +198,7 @@ def ask(who: Live, route: str, ids: Ids) -> tuple[int, str]:
     answer = who.http.request(
         method, who.url + path, json=body, headers={"accept": "*/*"}, params={"access_scope": "accessible"}
     )
-    words = answer.text
+    words = words_of(answer)
     for value in sorted(ids.values(), key=len, reverse=True):
         words = words.replace(value, "ID")
     return answer.status_code, words
@@ -204,7 +214,7 @@ def test_another_tenants_ids_are_answered_like_ids_nobody_has(two: tuple[Live, L
         assert theirs == unknown, route
     sample = {"request_id": ids["sample"]}, {"request_id": nobodys(ids)["sample"]}
     theirs, unknown = (bob.http.post("/retrieve_future", json=body) for body in sample)
-    assert (theirs.status_code, theirs.text) == (unknown.status_code, unknown.text)
+    assert (theirs.status_code, words_of(theirs)) == (unknown.status_code, words_of(unknown))
     assert alice.backend.calls == before, "nothing of it reached the backend"
     # Alice's model is as it was, and none of its numbers was spent.
     assert alice.fetch(alice.step(ids["model"], 3))["metrics"] == {"step": 2.0}
@@ -255,6 +265,16 @@ def test_an_administrator_sees_and_looks_after_what_others_saved(two: tuple[Live
     checkpoint = f"/training_runs/{ids['run']}/checkpoints/sampler_weights/one"
     assert chain.tenant("root2", admin=True).http.delete(checkpoint).is_success
     assert alice.get("/checkpoints")["checkpoints"] == []
+
+
+def test_what_tells_of_everybody_is_for_administrators(two: tuple[Live, Live, Keychain]) -> None:
+    _, bob, chain = two
+    for route in FOR_ADMINISTRATORS:
+        address = bob.url + route.removeprefix("GET ")
+        assert bob.http.get(address).status_code == 403
+        assert chain.ring.find("alice").id not in bob.http.get(address).text
+    root = chain.tenant("root", admin=True)
+    assert root.http.get(f"{root.url}/metrics").status_code == 200
 
 
 def test_a_published_checkpoint_tells_nothing_of_the_rest_of_its_run(two: tuple[Live, Live, Keychain]) -> None:

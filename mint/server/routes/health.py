@@ -8,9 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mint.errors import Forbidden
-from mint.server.auth import User
-from mint.server.routes import Caller, State
+from mint.server.routes import Administrator, State
 
 router = APIRouter()
 root = APIRouter()
@@ -34,19 +32,12 @@ async def ready(server: State) -> Response:
 
 
 @root.get("/metrics")
-async def metrics(server: State, user: Caller) -> Response:
+async def metrics(server: State, user: Administrator) -> Response:
     """For Prometheus."""
-    _check_admin(user)
     return Response(await server.status.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/mint/status")
-async def status(server: State, user: Caller) -> dict[str, Any]:
+async def status(server: State, user: Administrator) -> dict[str, Any]:
     """The same figures as JSON, for `mint top` and the dashboard."""
-    _check_admin(user)
     return await server.status.figures()
-
-
-def _check_admin(user: User) -> None:
-    if not user.admin:
-        raise Forbidden("the server's figures are for administrators: its first key, or one made with --admin.")

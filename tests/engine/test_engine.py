@@ -383,7 +383,7 @@ def test_a_task_cancelled_in_the_queue_is_never_done() -> None:
 def test_a_lean_engine_trains_to_the_same_weights(base: str) -> None:
     found = []
     for lean in (False, True):
-        backend = make_engine([base], lean)
+        backend = make_engine([base], lean=lean)
         assert isinstance(backend, Engine) and runtime(backend).trainer._lean is lean
         backend.create_adapter("a", base, LoraConfig(rank=2, seed=0)).result(PATIENCE)
         train(backend, "a", PROMPT)

@@ -192,8 +192,8 @@ def _foreign(run: Evidence) -> Finding | None:
         f"{share:.0%} of the sequences sent to the trainer are not, token by token, what was sampled in that step: "
         "the trainer learns from tokens the policy did not choose.",
         "Build datums from the prompt's tokens and sequence.tokens as they came; decoding and encoding again, "
-        "stripping, or cutting a text changes the tokens under their log-probs. (Old rollouts used again look the same "
-        "here; then this is only the price of a replay buffer.)",
+        "stripping, or cutting a text changes the tokens under their log-probs. Old rollouts used again, as from a "
+        "replay buffer, look the same here, and are then no fault.",
         0.96,
         {"datums that were not sampled": share, "of datums": float(sent.sum())},
         shown(run.steps[-1].samples),

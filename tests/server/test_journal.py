@@ -124,6 +124,7 @@ class Full(Disk):
     """Takes so many bytes, and half of the write that is too much."""
 
     def __init__(self, room: int, sync_fails: bool = False) -> None:
+        super().__init__()
         self.room, self.sync_fails = room, sync_fails
 
     def write(self, descriptor: int, data: memoryview) -> int:

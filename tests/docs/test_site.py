@@ -62,8 +62,9 @@ def finding_kinds() -> set[str]:
     for file in (ROOT / "mint" / "rl" / "doctor").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
-                assert isinstance(node.args[0], ast.Constant)
-                kinds.add(node.args[0].value)
+                named = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                assert named, f"{file.name}:{node.lineno}: the kind is not written out here"
+                kinds.update(named)
     return kinds
 
 

@@ -131,8 +131,10 @@ class Store:
         try:
             with self._sessions.begin() as session:
                 yield session
-        except DataError as error:  # PostgreSQL's: a zero character in a text, a number without end
-            raise BadRequest(f"the database cannot hold what was given: {error.orig}.") from error
+        # PostgreSQL's for a zero character in a text or a number without end; SQLite's driver has its own for that.
+        except (DataError, OverflowError) as error:
+            reason = error.orig if isinstance(error, DataError) else error
+            raise BadRequest(f"the database cannot hold what was given: {reason}.") from error
 
     def check_writable(self) -> None:
         """Raises the reason if nothing can be written."""

@@ -133,6 +133,7 @@ def test_names_that_want_out_of_their_folder(live: Live, name: str, tmp_path: An
         "/samplers/" + "%20" * 300,
         "/training_runs?limit=1&limit=x&offset=99999999999999999999",
         "/checkpoints?offset=9223372036854775807",
+        "/training_runs?offset=9223372036854775808",
         "/checkpoints?limit=%00",
     ],
 )

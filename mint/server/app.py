@@ -23,6 +23,7 @@ from mint.server.metrics import Traffic
 from mint.server.quotas import Limited
 from mint.server.room import is_full, when_there_is_room
 from mint.server.routes import futures, health, mint_extras, openai, rest, sampling, service, training
+from mint.server.shortcuts import Shortcuts
 from mint.server.state import Server
 from mint.server.watch import Watch
 from mint.version import __version__
@@ -44,6 +45,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
         server.close()
 
     app = FastAPI(title="MinT", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Shortcuts, answer_error=answer_error)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Watch, traffic=traffic)  # the last one added is the outermost
     for routes in (service, futures, training, sampling, rest, mint_extras, health):

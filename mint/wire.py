@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -46,8 +46,43 @@ JSON = "application/json"
 LATER = "application/x-mint-later"
 """A body that comes when the result is there: its media type, a line break and the result, or nothing if it took too
 long and has to be polled for."""
+FRAMES = "application/x-mint-frames"
+"""Several bodies in one, each with its length in front of it."""
 
 T = TypeVar("T")
+
+
+def framed(bodies: Iterable[bytes]) -> bytes:
+    return b"".join(part for body in bodies for part in (len(body).to_bytes(4, "big"), body))
+
+
+class FrameReader:
+    """The bodies of a stream of frames, as they become whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        data, bodies, start = self._rest + data, [], 0
+        while len(data) - start >= 4 and len(data) >= (
+            end := start + 4 + int.from_bytes(data[start : start + 4], "big")
+        ):
+            bodies.append(data[start + 4 : end])
+            start = end
+        self._rest = data[start:]
+        return bodies
+
+    @property
+    def whole(self) -> bool:
+        return not self._rest
+
+
+def read_frames(data: bytes) -> list[bytes]:
+    reader = FrameReader()
+    bodies = reader.feed(data)
+    if not reader.whole:
+        raise BadRequest("the body's last frame ends before the length that stands in front of it.")
+    return bodies
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,16 @@ PIECE = 1 << 18
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Headers = Mapping[str, str]
-OnHead = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Hears of an answer while it is on its way, if it tells of success."""
+
+    on_head: Callable[[], None]
+    """It begins."""
+    on_data: Callable[[bytes], None] | None = None
+    """A piece of its body has come, which is then not kept for the end."""
 
 
 class Unreachable(Exception):
@@ -79,10 +88,9 @@ class Connection(Protocol):
         content: bytes | None,
         headers: Headers,
         timeout: float,
-        on_head: OnHead | None,
+        listener: Listener | None,
     ) -> Response:
-        """`on_head` is called when an answer that tells of success begins. After anything but an answer the connection
-        opens anew."""
+        """After anything but an answer the connection opens anew."""
         ...
 
     async def close(self) -> None: ...
@@ -105,14 +113,14 @@ class Direct:
         content: bytes | None,
         headers: Headers,
         timeout: float,
-        on_head: OnHead | None,
+        listener: Listener | None,
     ) -> Response:
         message = self._message(method, path, content, headers)
         reader, writer = await self._open()
         whole = False
         try:
             await _write(writer, message, timeout)
-            response, keep = await _read(reader, timeout, on_head, bodyless=method == "HEAD")
+            response, keep = await _read(reader, timeout, listener, bodyless=method == "HEAD")
             whole = keep
             return response
         except TimeoutError as error:
@@ -168,7 +176,7 @@ async def _write(writer: asyncio.StreamWriter, message: bytes, timeout: float) -
 
 
 async def _read(
-    reader: asyncio.StreamReader, timeout: float, on_head: OnHead | None, bodyless: bool
+    reader: asyncio.StreamReader, timeout: float, listener: Listener | None, bodyless: bool
 ) -> tuple[Response, bool]:
     """The answer, and whether another may come over the same connection."""
     status = 100
@@ -179,55 +187,62 @@ async def _read(
         status = int(first.split(" ", 2)[1])
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    if on_head is not None and 200 <= status < 300:
-        on_head()
+    kept: list[bytes] = []
+    take = kept.append
+    if listener is not None and 200 <= status < 300:
+        listener.on_head()
+        take = listener.on_data or take
     keep = headers.get("connection", "").lower() != "close" and not first.startswith("HTTP/1.0")
-    content = b""
     if bodyless or status in (204, 304):
         pass
     elif "chunked" in headers.get("transfer-encoding", "").lower():
-        content = await _read_chunks(reader, timeout)
+        await _read_chunks(reader, timeout, take)
     elif (length := headers.get("content-length")) is not None:
-        content = await _read_exactly(reader, int(length), timeout)
+        await _read_exactly(reader, int(length), timeout, take)
     else:
-        content, keep = await _read_to_end(reader, timeout), False
-    return Response(status, headers, content), keep
+        keep = False
+        await _read_to_end(reader, timeout, take)
+    return Response(status, headers, b"".join(kept)), keep
 
 
-async def _read_exactly(reader: asyncio.StreamReader, length: int, timeout: float) -> bytes:
+Take = Callable[[bytes], None]
+
+
+async def _read_exactly(reader: asyncio.StreamReader, length: int, timeout: float, take: Take) -> None:
     """In pieces, as the time is for silence and not for the whole."""
-    pieces = []
     while length > 0:
         async with asyncio.timeout(timeout):
             piece = await reader.read(length)
         if not piece:
             raise EOFError(f"the connection ended {length} bytes too early")
-        pieces.append(piece)
+        take(piece)
         length -= len(piece)
-    return b"".join(pieces)
 
 
-async def _read_to_end(reader: asyncio.StreamReader, timeout: float) -> bytes:
-    pieces = []
+async def _read_to_end(reader: asyncio.StreamReader, timeout: float, take: Take) -> None:
     while True:
         async with asyncio.timeout(timeout):
-            pieces.append(await reader.read(1 << 16))
-        if not pieces[-1]:
-            return b"".join(pieces)
+            piece = await reader.read(PIECE)
+        if not piece:
+            return
+        take(piece)
 
 
-async def _read_chunks(reader: asyncio.StreamReader, timeout: float) -> bytes:
-    pieces = []
+async def _read_chunks(reader: asyncio.StreamReader, timeout: float, take: Take) -> None:
     while True:
         async with asyncio.timeout(timeout):
             line = await reader.readuntil(b"\r\n")
         if (size := int(line.partition(b";")[0], 16)) == 0:
             break
-        pieces.append((await _read_exactly(reader, size + 2, timeout))[:-2])
+        await _read_exactly(reader, size, timeout, take)
+        await _read_exactly(reader, 2, timeout, _drop)
     while line != b"\r\n":  # trailers
         async with asyncio.timeout(timeout):
             line = await reader.readuntil(b"\r\n")
-    return b"".join(pieces)
+
+
+def _drop(piece: bytes) -> None:
+    return
 
 
 class Proxied:
@@ -246,7 +261,7 @@ class Proxied:
         content: bytes | None,
         headers: Headers,
         timeout: float,
-        on_head: OnHead | None,
+        listener: Listener | None,
     ) -> Response:
         import httpx
 
@@ -254,9 +269,13 @@ class Proxied:
         asked = self._client.stream(method, self._origin + path, content=content, headers=dict(headers), timeout=limit)
         try:
             async with asked as answer:
-                if on_head is not None and answer.is_success:
-                    on_head()
-                return Response(answer.status_code, dict(answer.headers), await answer.aread())
+                if listener is None or not answer.is_success:
+                    return Response(answer.status_code, dict(answer.headers), await answer.aread())
+                listener.on_head()
+                kept: list[bytes] = []
+                async for piece in answer.aiter_bytes():
+                    (listener.on_data or kept.append)(piece)
+                return Response(answer.status_code, dict(answer.headers), b"".join(kept))
         except httpx.ConnectTimeout as error:
             raise NotConnected(str(error)) from error
         except httpx.TimeoutException as error:
@@ -285,13 +304,13 @@ class Lanes:
         content: bytes | None = None,
         headers: Headers | None = None,
         timeout: float = ANSWER_WITHIN,
-        on_head: OnHead | None = None,
+        listener: Listener | None = None,
     ) -> Response:
         async with self._slots:
             connection = self._idle.pop() if self._idle else self._open()
             self._used += 1
             try:
-                return await connection.request(method, path, content, headers or {}, timeout, on_head)
+                return await connection.request(method, path, content, headers or {}, timeout, listener)
             finally:
                 self._used -= 1
                 self._idle.append(connection)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mint.client.http import Response
+from mint.client.http import Listener, Response
 from mint.client.transport import Transport
 from mint.errors import Internal, RequestFailed, RequestRejected
 from mint.types import ForwardBackwardOutput, SampleResponse
@@ -75,7 +75,7 @@ async def _post(
     """Asks for the result as the rest of the answer, where a connection may be spared for the wait."""
     if transport.may_hold:
         named = {**headers, HOLD: "1", "Accept": f"{PROTOBUF}, {JSON}"}
-        answer = await transport.send("POST", path, content=body, headers=named, held=True, on_head=accept)
+        answer = await transport.send("POST", path, content=body, headers=named, held=True, listener=Listener(accept))
         if answer.status_code != 408:
             return answer
     return await transport.send("POST", path, content=body, headers=headers)

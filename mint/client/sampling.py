@@ -167,8 +167,10 @@ class SamplingClient:
         Any other server, or ours when it takes long, answers with an id by which the result is fetched."""
         content = json.dumps(body).encode()
         if transport.may_hold:
+            batches = self._connection.batches
             try:
-                answer = await _post(transport, content, hold=True)
+                answer = batches and await batches.ask(content)
+                answer = answer or await _post(transport, content, hold=True)
             except asyncio.CancelledError:
                 start(_give_up_unnamed(transport, content))
                 raise

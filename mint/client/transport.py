@@ -21,8 +21,8 @@ from mint.client.futures import LOOP_THREAD
 from mint.client.http import (
     ANSWER_WITHIN,
     Lanes,
+    Listener,
     NotConnected,
-    OnHead,
     Response,
     Silent,
     Unreachable,
@@ -145,12 +145,13 @@ class Transport:
         held: bool = False,
         patience: float = PATIENCE,
         patience_when_full: float = PATIENCE,
-        on_head: OnHead | None = None,
+        listener: Listener | None = None,
     ) -> Response:
         """The response if it is 2xx or `expected`; otherwise tries again while that may help, then raises.
 
-        `held`: the server may keep the request open; `on_head` is called when an answer begins, which may be long
-        before it ends. `patience_when_full` is for 429, `patience` for all other faults.
+        `held`: the server may keep the request open; the `listener` hears of an answer when it begins, which may be
+        long before it ends, and again if it has to be asked for again. `patience_when_full` is for 429, `patience` for
+        all other faults.
         """
         lanes = self._polls if held else self._posts
         limit = ANSWER_WITHIN if timeout is None else timeout
@@ -162,7 +163,7 @@ class Transport:
             cause: Exception | None = None
             try:
                 await self._authorize(named)
-                response = await lanes.request(method, address, content, named, limit, on_head)
+                response = await lanes.request(method, address, content, named, limit, listener)
             except Silent as error:
                 if held:
                     return Response(408, {}, b"")

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mint.server.requests import Body, OptimStep, RetrieveFuture, SaveWeightsForSampler
-from mint.server.routes import futures, known, sampling, training
+from mint.server.routes import futures, known, sample_batches, sampling, training
 from mint.wire import JSON, read_json
 
 PREFIX = "/api/v1"
@@ -40,6 +40,7 @@ SHORTCUTS = {
     f"{PREFIX}{found.route.path}": found
     for found in (
         _shortcut(sampling.router, sampling.asample, None),
+        _shortcut(sample_batches.router, sample_batches.samples, None),
         _shortcut(training.router, training.forward_backward, None),
         _shortcut(training.router, training.forward, None),
         _shortcut(training.router, training.optim_step, OptimStep),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mint.client.http import PIECE, Direct, Lanes, Proxied, Response, Silent, Unreachable, connector, target
+from mint.client.http import PIECE, Direct, Lanes, Listener, Proxied, Response, Silent, Unreachable, connector, target
 from mint.client.transport import Transport
 from mint.errors import BadRequest
 from tests.client.serving import serving
@@ -136,7 +136,7 @@ def test_a_cancelled_request_leaves_no_answer_behind() -> None:
     async def run() -> Response:
         async with lane(script) as lanes:
             begun = asyncio.Event()
-            task = asyncio.create_task(lanes.request("POST", "/a", b"hi", on_head=begun.set))
+            task = asyncio.create_task(lanes.request("POST", "/a", b"hi", listener=Listener(begun.set)))
             await begun.wait()
             task.cancel()
             await asyncio.wait([task])

@@ -82,7 +82,7 @@ def envelope(promise: Promise) -> JSONResponse:
 
 
 def delivery(result: Answer, request: Request, headers: dict[str, str] | None = None) -> Response:
-    media_type, body = _form(result, request)
+    media_type, body = form(result, request)
     return Response(body, media_type=media_type, headers=headers)
 
 
@@ -104,12 +104,12 @@ class Later(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         result, body = await self._server.futures.wait(self._promise), b""
         if result is not None:
-            media_type, told = _form(result, self._request)
+            media_type, told = form(result, self._request)
             body = media_type.encode() + b"\n" + told
         await send({"type": "http.response.body", "body": body})
 
 
-def _form(result: Answer, request: Request) -> tuple[str, bytes]:
+def form(result: Answer, request: Request) -> tuple[str, bytes]:
     """A result in the form it is kept in, where the client takes that, else in JSON."""
     if result.media_type in request.headers.get("accept", ""):
         return result.media_type, result.body

@@ -350,7 +350,7 @@ def forward_backward_output_from_json(value: Mapping[str, Any]) -> ForwardBackwa
 # --------------------------------------------------------------------------------------------------------------------
 # Protobuf: values
 
-_DTYPES: dict[int, str] = {1: "float32", 2: "int64", 3: "int32"}
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype("<i4")}
 _DTYPE_NUMBERS: dict[str, int] = {"float32": 1, "int64": 2}
 _BFLOAT16 = 4
 _STOP_REASONS: tuple[StopReason, ...] = ("stop", "length")
@@ -365,11 +365,11 @@ def _array(data: bytes, dtype: int) -> np.ndarray:
         raise BadRequest(
             f"a tensor has dtype number {dtype}; expected float32 (1), int64 (2), int32 (3) or bfloat16 (4)."
         )
-    kind = np.dtype(_DTYPES[dtype]).newbyteorder("<")
+    kind = _DTYPES[dtype]
     if len(data) % kind.itemsize:
         raise BadRequest(f"a tensor of {kind.name} has {len(data)} bytes, not a multiple of {kind.itemsize}.")
     array = np.frombuffer(data, kind)
-    return array.astype(np.int64) if kind.name == "int32" else array
+    return array.astype(np.int64) if kind.itemsize == 4 and kind.kind == "i" else array
 
 
 def _tensor_to_proto(tensor: TensorData, message: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -247,7 +248,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 def test_frames_are_read_back_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
     data, reader = wire.framed(bodies), wire.FrameReader()
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    read = [body for start, end in zip(edges, edges[1:], strict=False) for body in reader.feed(data[start:end])]
+    read = [body for start, end in pairwise(edges) for body in reader.feed(data[start:end])]
     assert read == bodies == wire.read_frames(data)
     assert reader.whole
 

@@ -114,7 +114,8 @@ SECTIONS = {"load": load_section, "capacity": capacity_section, "fuzz": fuzz_sec
 def page() -> str:
     parts = [
         "# Reliability, measured\n\nWritten by `benchmarks/reliability_page.py` from `benchmarks/results`. What is "
-        "promised, and by\nwhich means, is in [durability](durability.md), with the figures of kills, and\n[operations](operations.md).\n"
+        "promised, and by\nwhich means, is in [durability](durability.md), with the figures of kills, and\n"
+        "[operations](operations.md).\n"
     ]
     for name, section in SECTIONS.items():
         file = HERE / "results" / f"{name}.json"

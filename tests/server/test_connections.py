@@ -140,3 +140,20 @@ def test_there_are_only_so_many_connections_and_those_that_are_there_are_served(
     with connected(live, 1) as [early]:
         early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert status_of(all_of(early)) == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/api/v1/checkpoints/upload", "/api/v1/asample", "/api/v1/telemetry"]
+)
+@pytest.mark.parametrize("length", [b"Content-Length: 1000000", b"Transfer-Encoding: chunked"])
+def test_a_stranger_is_turned_away_before_a_large_body_is_read(serve: Serve, path: str, length: bytes) -> None:
+    live = serve(keys=("tml-house",))
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nX-API-Key: %s\r\n%s\r\n\r\n"
+    with connected(live, 2) as [stranger, known]:
+        stranger.sendall(head % (path.encode(), b"tml-guess", length))
+        told = all_of(stranger)
+        assert status_of(told) == 401 and b"not known here" in told
+        known.sendall(head % (path.encode(), b"tml-house", length))
+        known.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # the rest of it is waited for
+            known.recv(1)

@@ -18,6 +18,7 @@ from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.errors import Busy, MintError
 from mint.server.bodies import BodyLimit
+from mint.server.gate import Gate
 from mint.server.limits import Limits
 from mint.server.metrics import Traffic
 from mint.server.quotas import Limited
@@ -44,6 +45,7 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
         server.close()
 
     app = FastAPI(title="MinT", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Gate, answer=answer_error)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Watch, traffic=traffic)  # the last one added is the outermost
     for routes in (service, futures, training, sampling, rest, mint_extras, health):

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mint.server.requests import Body, OptimStep, RetrieveFuture, SaveWeightsForSampler
-from mint.server.routes import futures, known, sample_batches, sampling, training
+from mint.server.routes import futures, known_user, sample_batches, sampling, training
 from mint.wire import JSON, read_json
 
 PREFIX = "/api/v1"
@@ -74,9 +74,9 @@ class Shortcuts:
 
 async def _answer(found: Shortcut, request: Request) -> Response:
     if found.body is None:
-        return await found.endpoint(request=request, server=request.app.state.server, user=await known(request))
+        return await found.endpoint(request=request, server=request.app.state.server, user=await known_user(request))
     given = read_json(await request.body())
-    user = await known(request)
+    user = await known_user(request)
     try:
         body = found.body.model_validate(given, from_attributes=True)  # as the router does
     except ValidationError as error:

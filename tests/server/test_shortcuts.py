@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from mint.server.routes import known
+from mint.server.routes import known_user
 from mint.server.shortcuts import SHORTCUTS, Shortcut
 from tests.server.live import Live
 
@@ -22,7 +22,7 @@ def test_a_shortcut_leaves_out_nothing_the_router_would_inject(found: Shortcut) 
     assert set(inspect.signature(found.endpoint).parameters) == expected
     assert hints.get("body") is found.body
     user = hints["user"]
-    assert get_origin(user) is Annotated and get_args(user)[1].dependency is known
+    assert get_origin(user) is Annotated and get_args(user)[1].dependency is known_user
 
 
 @pytest.mark.parametrize(

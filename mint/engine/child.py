@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -88,6 +89,7 @@ class Servant:
             self._call(self._backend, call, method, args)
 
     def _make(self, call: int, make: Callable[..., Backend], *args: Any) -> None:
+        gc.disable()  # importing makes a million objects that stay: looking through them takes half a second
         try:
             self._backend = make(*args)
         except Exception as error:
@@ -95,6 +97,9 @@ class Servant:
             self._send(call, "error", self._failure)
         else:
             self._send(call, "result", None)
+        finally:
+            gc.freeze()
+            gc.enable()
 
     def _call(self, backend: Backend, call: int, method: str, args: tuple[Any, ...]) -> None:
         if method == "sample":

@@ -318,6 +318,9 @@ class Models:
             leave()
             self._skip(model, call.seq_id)
             raise
+        except Exception:  # the database is away, say: it may be sent again under its number
+            leave()
+            raise
         promise = self._futures.open(
             model.run.owner, key, call.same, request_id=call.request_id, session=model.run.session_id
         )

@@ -23,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mint.engine.attention import Attend
 from mint.engine.compiling import compiled, of_any_length
+from mint.engine.fused import FIXED_ROTARY
 from mint.engine.lora import Adapter, LoraLinear
-from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention, flash_layout
+from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention
 from mint.engine.tree import Tree
 
 
@@ -197,7 +198,11 @@ class FusedLayers:
         self._decoder = decoder
         self._linears, self._norms, self._kinds, self._rope_types = linears, norms, kinds, rope_types
         self._norm = _read_norm(decoder.norm)
-        self._flash = flash
+        self.flash = flash
+        """Takes a `FlashLayout`."""
+        types = getattr(decoder.rotary_emb, "rope_type", None)
+        self.fixed_rotary = FIXED_ROTARY.issuperset(types.values() if isinstance(types, dict) else [types])
+        """Nothing about the rotary embedding depends on what the positions are."""
 
     @classmethod
     def of(cls, decoder: Any, windows: Sequence[int | None], flash: bool) -> FusedLayers | None:
@@ -225,25 +230,27 @@ class FusedLayers:
         self,
         tokens_T: Tensor,
         positions_T: Tensor,
-        tree: Tree,
+        layout: Tree | FlashLayout,
         adapted: Mapping[str, LowRank],
         lean: bool = False,
     ) -> Tensor:
-        """The final hidden states [T, M]. `adapted` by path in the model. `lean`: the backward pass computes each layer
-        again instead of keeping what it needs."""
+        """The final hidden states [T, M]. `layout`: for flash attention the tree's, which may have more rows. `adapted`
+        by path in the model. `lean`: the backward pass computes each layer again instead of keeping what it needs."""
         x_TM = self._decoder.embed_tokens(tokens_T[None])[0]
         ropes = {kind: self._rope(x_TM, positions_T, kind) for kind in set(self._rope_types)}
-        layout: Any = flash_layout(tree, x_TM.device) if self._flash else TreeAttention(tree, x_TM.device)
-        if self._flash:
+        if isinstance(layout, FlashLayout):
+            attention: Any = layout
             _say_what_changes(adapted, ropes.values(), layout)
+        else:
+            attention = TreeAttention(layout, x_TM.device)
         parts = zip(self._kinds, self._linears, self._norms, self._rope_types, strict=True)
         for kind, linears, norms, rope in parts:
             # Read now: somebody may have laid the weights out anew.
             layer = Layer({name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}, norms)
             ours = {name: adapted[linear.path] for name, linear in linears.items() if linear.path in adapted}
-            inputs = (x_TM, layer, ours, *ropes[rope], layout)
+            inputs = (x_TM, layer, ours, *ropes[rope], attention)
             run: Callable[..., Tensor] = kind
-            if self._flash:
+            if self.flash:
                 run = compiled(kind)
                 of_any_length(x_TM)
             if lean and torch.is_grad_enabled():
@@ -295,5 +302,5 @@ def low_ranks(adapter: Adapter | None, dtype: torch.dtype) -> dict[str, LowRank]
     """What the adapter adds, by the linears' paths in the model."""
     if adapter is None:
         return {}
-    scale = torch.tensor(adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
+    scale = torch.full((), adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
     return {path: LowRank(down, up, scale) for path, (down, up) in adapter.weights.items()}

@@ -1,7 +1,7 @@
 """Filled micro-batches and recorded passes give what plain passes give.
 
 A CPU has neither flash attention nor CUDA graphs: here the first is written out, and a recording computes again from
-the tensors it was made with, which is all a graph can see. The real ones are in the tests marked gpu.
+the tensors it was made with, which is all a graph can see. The real ones: `test_training_on_gpu.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import random_adapter
+from reference import SHARED, group_data, random_adapter
 from test_trainer import assert_gradients, policy_data, train
-from test_tree import SHARED, group_data
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 from mint.engine import layers, memory, pass_graphs
-from mint.engine.device import Device
 from mint.engine.layers import FusedLayers
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
@@ -299,60 +296,3 @@ def test_sizes_are_rounded_up_by_an_eighth_at_most(count: int) -> None:
     assert rounded(rounded(count)) == rounded(count)
     assert count <= rounded(count, 16) < max(count * 9 / 8, count + 16) and rounded(count, 16) % 16 == 0
     assert count <= power_of_two(count) < 2 * count
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# On a GPU
-
-
-@pytest.fixture(scope="module")
-def gpu_model(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=997, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("qwen3")
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return BaseModel.load(str(folder), Device(torch.device("cuda"), torch.bfloat16, "asked for"))
-
-
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-
-
-def assert_near(found: ForwardBackwardOutput, mine: Adapter, expected: ForwardBackwardOutput, theirs: Adapter) -> None:
-    """As near as two runs of attention's backward pass, whose sums have no order on a GPU."""
-    for ours, reference in zip(found.loss_fn_outputs, expected.loss_fn_outputs, strict=True):
-        np.testing.assert_allclose(ours["logprobs"].to_numpy(), reference["logprobs"].to_numpy(), atol=1e-3)
-    assert mine.gradients is not None and theirs.gradients is not None
-    for a, b in zip(mine.gradients, theirs.gradients, strict=True):
-        assert float((a - b).norm()) <= 0.03 * float(b.norm()) + 1e-6
-
-
-@pytest.mark.parametrize("lean", [False, True], ids=["", "lean"])
-@pytest.mark.parametrize("shape", ["ragged", "groups", "even"])
-@pytest.mark.parametrize("unembed", [False, True], ids=["", "unembed"])
-@pytest.mark.usefixtures("gpu_model")
-class TestOnAGpu:
-    pytestmark = gpu
-
-    def test_a_recorded_pass_gives_what_an_unrecorded_one_gives(
-        self, gpu_model: BaseModel, lean: bool, shape: str, unembed: bool
-    ) -> None:
-        prompts, answers = {
-            "ragged": ([0] * 5, [[300], [77], [41], [120], [5]]),
-            "groups": ([60, 100], [[30, 44, 11], [70, 20, 33]]),
-            "even": ([0] * 6, [[64]] * 6),
-        }[shape]
-        recorded, plain = Trainer(gpu_model, lean=lean), Trainer(gpu_model, lean=lean)
-        plain._run._usable = False
-        for n, rank in enumerate((8, 8, 8, 4, 4, 4)):
-            data = group_data(n, prompts, answers)
-            mine, theirs = (
-                random_adapter(gpu_model, LoraConfig(rank=rank, seed=n, train_unembed=unembed), n) for _ in range(2)
-            )
-            found, expected = (train(recorded, mine, data), train(plain, theirs, data))
-            assert_near(found, mine, expected, theirs)
-        assert len(recordings(recorded)) == 2
-        recorded._run.give_back()
-        torch.cuda.empty_cache()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import random_adapter
+from reference import SHARED, group_data, random_adapter
 from test_trainer import assert_gradients, train
 
 from mint.engine import tree
 from mint.engine.batch import plan
 from mint.engine.model import BaseModel
 from mint.engine.trainer import Trainer
-from mint.types import Datum, LoraConfig, ModelInput
+from mint.types import LoraConfig
 
 
 @settings(max_examples=150, deadline=None)
@@ -61,34 +61,6 @@ def test_micro_batches_keep_groups_together_and_count_their_prompt_once() -> Non
     batches = plan(sequences, 150)
     assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
     assert all(tree.grow([sequences[i] for i in batch]).size <= 120 for batch in plan(sequences, 120))
-
-
-def group_data(seed: int, prompts: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Datum]:
-    """For each prompt, datums of those answer lengths; targets and weights as nobody would choose them."""
-    rng = np.random.default_rng(seed)
-    data = []
-    for prompt, lengths in zip(prompts, answers, strict=True):
-        common = rng.integers(0, 97, prompt)
-        for length in lengths:
-            tokens = np.concatenate([common, rng.integers(0, 97, length)])
-            weights = rng.normal(size=len(tokens)) * (rng.random(len(tokens)) < 0.7)
-            inputs = {
-                "target_tokens": rng.integers(0, 97, len(tokens)),
-                "weights": weights,
-                "logprobs": -4 + rng.normal(size=len(tokens)),
-                "advantages": rng.normal(size=len(tokens)),
-            }
-            data.append(Datum(ModelInput.from_ints(tokens.tolist()), inputs))
-    rng.shuffle(data)  # type: ignore[arg-type]
-    return data
-
-
-SHARED = {
-    "a group": ([20], [[5, 9, 1, 12]]),
-    "an answer of no tokens": ([24], [[0, 7, 0]]),
-    "groups, singles and a short prompt": ([33, 17, 11, 40], [[8, 8, 3], [2, 20], [4, 5, 6], [9]]),
-    "nothing in common": ([0, 0, 0], [[13], [21], [5]]),
-}
 
 
 @pytest.mark.parametrize("shape", SHARED)

@@ -49,9 +49,8 @@ class Trainer:
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
-        logprobs: dict[int, TensorData] = {}
-        gradients: list[Tensor] | None = None
-        tally = _Tally()
+        outcome = _Outcome()
+        running: tuple[Batch, Pass] | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
@@ -62,19 +61,20 @@ class Trainer:
                 middle = len(indices) // 2
                 pending[:0] = [indices[:middle], indices[middle:]]
                 continue
-            figures = Figures(*found.figures.tolist())
-            _check_finite(batch, found, figures)
-            tally.add(figures)
-            logprobs.update(zip(indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
-            if gradients is None:
-                gradients = found.gradients
-            elif found.gradients is not None:
-                torch._foreach_add_(gradients, found.gradients)
+            # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
+            if running is not None:
+                outcome.add(*running)
+            running = batch, found
             yield
-        if gradients is not None and adapter is not None:
-            _check_gradients(gradients)
-            adapter.accumulate(gradients)
-        return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
+        if running is not None:
+            outcome.add(*running)
+        if outcome.gradients_P is not None and adapter is not None:
+            _check_gradients(outcome.gradients_P)
+            parameters = adapter.parameters()
+            parts = outcome.gradients_P.split([p.numel() for p in parameters])
+            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+        logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
+        return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
@@ -93,6 +93,25 @@ class Trainer:
         if work.backward:
             self._budget.measured(len(batch.tokens_T), found.kept)
         return found
+
+
+class _Outcome:
+    """What the micro-batches of a call have given so far."""
+
+    def __init__(self) -> None:
+        self.logprobs: dict[int, TensorData] = {}
+        self.gradients_P: Tensor | None = None
+        self.tally = _Tally()
+
+    def add(self, batch: Batch, found: Pass) -> None:
+        figures = Figures(*found.figures.tolist())
+        _check_finite(batch, found, figures)
+        self.tally.add(figures)
+        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
+        if self.gradients_P is None:
+            self.gradients_P = found.gradients_P
+        elif found.gradients_P is not None:
+            self.gradients_P += found.gradients_P
 
 
 class _Tally:
@@ -147,8 +166,8 @@ def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
         )
 
 
-def _check_gradients(gradients: Sequence[Tensor]) -> None:
-    if not bool(torch.isfinite(torch.cat([gradient.reshape(-1) for gradient in gradients])).all()):
+def _check_gradients(gradients_P: Tensor) -> None:
+    if not bool(torch.isfinite(gradients_P).all()):
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

@@ -35,6 +35,11 @@ class Trainer:
         self._budget = TokenBudget(model, lean, token_budget)
         self._run = PassGraphs(model)
 
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of a GPU that recorded passes keep for themselves."""
+        return self._run.bytes
+
     def forward_backward(
         self,
         adapter: Adapter | None,

@@ -55,7 +55,7 @@ class Trainer:
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
         outcome = _Outcome()
-        running: tuple[Batch, Pass] | None = None
+        running: _Running | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
@@ -68,11 +68,11 @@ class Trainer:
                 continue
             # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
             if running is not None:
-                outcome.add(*running)
-            running = batch, found
+                outcome.add(running)
+            running = _Running(batch, found)
             yield
         if running is not None:
-            outcome.add(*running)
+            outcome.add(running)
         if outcome.gradients_P is not None and adapter is not None:
             _check_gradients(outcome.gradients_P)
             parameters = adapter.parameters()
@@ -100,6 +100,31 @@ class Trainer:
         return found
 
 
+class _Running:
+    """A pass that a GPU may still be at. What will be read of it is on its way from the start: asked for later, it
+    would come after whatever the GPU was given since."""
+
+    def __init__(self, batch: Batch, found: Pass) -> None:
+        self.batch, self.found = batch, found
+        self._read = [_on_its_way(tensor) for tensor in (found.figures, found.logprobs_S)]
+        self._arrived = torch.cuda.Event() if found.figures.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> tuple[Figures, Tensor]:
+        """The figures and the log-probs."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        figures, logprobs_S = self._read
+        return Figures(*figures.tolist()), logprobs_S
+
+
+def _on_its_way(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 class _Outcome:
     """What the micro-batches of a call have given so far."""
 
@@ -108,11 +133,12 @@ class _Outcome:
         self.gradients_P: Tensor | None = None
         self.tally = _Tally()
 
-    def add(self, batch: Batch, found: Pass) -> None:
-        figures = Figures(*found.figures.tolist())
+    def add(self, running: _Running) -> None:
+        batch, found = running.batch, running.found
+        figures, logprobs_S = running.read()
         _check_finite(batch, found, figures)
         self.tally.add(figures)
-        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
+        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
         if self.gradients_P is None:
             self.gradients_P = found.gradients_P
         elif found.gradients_P is not None:

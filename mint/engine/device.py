@@ -39,6 +39,12 @@ def pick_device() -> Device:
     return Device(torch.device("cpu"), torch.float32, reason)
 
 
+def wait_for_gpu() -> None:
+    """Until it has done all that it was given; at once where none is used."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def choose_threads(hidden_size: int) -> Threads:
     """How many CPU threads torch should use for a model of this width; OMP_NUM_THREADS has the last word."""
     if asked := os.environ.get("OMP_NUM_THREADS"):

@@ -49,6 +49,11 @@ def choose_threads(hidden_size: int) -> Threads:
     return Threads(cores, f"hidden size {hidden_size} >= {NARROW_MODEL}: one thread for each of {cores} physical cores")
 
 
+def spare_threads() -> int:
+    """How many threads a step of the native sampler may use now; how many is no matter to its results."""
+    return torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else _physical_cores()
+
+
 def _physical_cores() -> int:
     # torch's default is one thread per physical core, but it does not know of an affinity mask.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

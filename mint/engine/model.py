@@ -27,6 +27,7 @@ from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
+from mint.engine.native.library import prepare
 from mint.engine.shared_attention import TreeAttention
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
@@ -84,6 +85,8 @@ class BaseModel:
     def load(cls, name: str, device: Device | None = None) -> BaseModel:
         """A bundled model (`mint/tiny`), a local folder, or a Hub id from the cache or, if need be, the network."""
         device = device or pick_device()
+        if device.torch_device.type == "cpu" and device.dtype == torch.float32:
+            prepare()  # the sampler's native code, compiled meanwhile if need be
         folder = find_folder(name)
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True

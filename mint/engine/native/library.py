@@ -1,8 +1,8 @@
 """The shared library behind this room: compiled on this machine when it is first wanted, then kept.
 
-Compiled at first use rather than at installation, because that is one way for wheels, editable installs and plain source
-trees alike, and code for the very processor it runs on needs no variants. It takes a few seconds once, in the background
-while torch and the model are loading; later processes find it in `~/.cache/mint/native` under a name made of its source
+Compiled at first use rather than at installation, because that is one way for wheels, editable installs and plain
+source trees alike, and code for the very processor it runs on needs no variants. It takes a few seconds once, in the
+background while the model is loading; later processes find it in `~/.cache/mint/native` under a name made of its source
 and of the processor. Where there is no compiler, or no folder to write to, sampling goes through torch.
 """
 

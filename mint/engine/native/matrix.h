@@ -2,7 +2,7 @@
 //
 // A matrix of O outputs and I inputs is packed in panels of PANEL outputs (the last may be narrower, in whole vectors):
 // panel after panel, input after input, the outputs next to each other. So an output's sum runs over its inputs one
-// after the other, in pieces of PIECE that are added in order; nothing else decides its bits.
+// after the other, in pieces (`piece_of`) that are added in order; nothing else decides its bits.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,14 @@
 #include "vectors.h"
 
 constexpr int64_t PANEL = PANEL_VECTORS * LANES;
-constexpr int64_t PIECE = 512;  // a long sum in one go would round more than the trainer's does
 constexpr int TILE_ROWS = 6;
+
+// Inputs that are summed in one go. A long sum rounds less in pieces; with these it rounds as MKL does, which the
+// trainer uses, so that the two agree as closely as they can.
+inline int64_t piece_of(int64_t inputs) {
+    if (inputs < 384) return inputs <= 192 ? inputs : (inputs + 1) / 2;
+    return 192;
+}
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
@@ -30,9 +36,10 @@ template <int ROWS, int VECTORS>
 inline void tile(
     Rows x, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add, int64_t columns
 ) {
-    Vector total[ROWS][VECTORS] = {};
-    for (int64_t start = 0; start < inputs; start += PIECE) {
-        const int64_t stop = std::min(inputs, start + PIECE);
+    Vector total[ROWS][VECTORS];
+    const int64_t piece = piece_of(inputs);
+    for (int64_t start = 0; start < inputs; start += piece) {
+        const int64_t stop = std::min(inputs, start + piece);
         Vector sum[ROWS][VECTORS] = {};
         for (int64_t i = start; i < stop; i++) {
             Vector weight[VECTORS];

@@ -1,4 +1,4 @@
-"""What is handed to the native decoder: the structures of `decoder.cpp`, field by field, and the types of its functions."""
+"""What is handed to the native decoder: the structures of `decoder.cpp`, field by field, and its functions' types."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which runner carries out a sampler's plans, and through which reader: kernels on a GPU, native code on a CPU, where the
-model, the device and the machine allow it; torch everywhere else."""
+"""Which runner carries out a sampler's plans, and through which reader: kernels on a GPU, native code on a CPU, where
+the model, the device and the machine allow it; torch everywhere else."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _prompts(total: int, peft: bool) -> list[Case]:
 
 class Ours:
     def __init__(self, folder: str, device: Device | None, lean: bool = False) -> None:
-        self._engine = Engine([folder], device, lean)
+        self._engine = Engine([folder], device, lean=lean)
         self._folder = folder
 
     def prepare(self, case: Case) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from mint.engine.hub import find_folder
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
 from mint.engine.native.library import prepare
-from mint.engine.shared_attention import TreeAttention
+from mint.engine.shared_attention import FlashLayout, TreeAttention
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
@@ -110,12 +110,23 @@ class BaseModel:
         return out.last_hidden_state[0, :count]
 
     def hidden_of_tree(
-        self, tokens_T: Tensor, positions_T: Tensor, tree: Tree, adapter: Adapter | None, lean: bool = False
+        self, tokens_T: Tensor, positions_T: Tensor, layout: Tree | FlashLayout, adapter: Adapter | None, lean: bool
     ) -> Tensor:
         """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours."""
         if self._fused is None:
-            return self.hidden(tokens_T, positions_T, TreeAttention(tree, self.device), [(adapter, len(tokens_T))])
-        return self._fused(tokens_T, positions_T, tree, low_ranks(adapter, self.dtype), lean)
+            assert isinstance(layout, Tree)
+            return self.hidden(tokens_T, positions_T, TreeAttention(layout, self.device), [(adapter, len(tokens_T))])
+        return self._fused(tokens_T, positions_T, layout, low_ranks(adapter, self.dtype), lean)
+
+    @property
+    def trains_filled(self) -> bool:
+        """Whether `hidden_of_tree` wants a `FlashLayout`..."""
+        return self._fused is not None and self._fused.flash
+
+    @property
+    def trains_recorded(self) -> bool:
+        """...and its pass can be recorded, as nothing in it is decided on the CPU."""
+        return self._fused is not None and self._fused.flash and self._fused.fixed_rotary
 
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function as it is best called on this device."""

@@ -31,10 +31,9 @@ class TokenBudget:
         self.tokens = fixed or self._within(ACTIVATION_BYTES[self._kind] // _bytes_per_token(model, lean))
 
     def measured(self, tokens: int, kept: int) -> None:
-        """A forward pass over so many tokens kept so many bytes for its backward pass."""
+        """A forward pass over so many tokens kept so many bytes for its backward pass, which is over."""
         if self._adapts and tokens >= FEWEST_TOKENS and kept > 0:
-            available = free_memory(self._device) + kept
-            self.tokens = self._within(int(SHARE_OF_FREE * available * tokens / kept))
+            self.tokens = self._within(int(SHARE_OF_FREE * free_memory(self._device) * tokens / kept))
 
     def halve(self) -> None:
         """Memory ran out: not so many again."""

@@ -93,11 +93,12 @@ class BaseModel:
         )
         return cls(name, folder, module, device)
 
-    def use_threads(self) -> None:
-        """torch keeps the number by thread: whoever computes says it first. Always the same for a model, whichever
-        others are loaded, because sums may be split among threads."""
-        if self._threads is not None and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+    def use_threads(self, count: int | None = None) -> None:
+        """torch keeps the number by thread: whoever computes says it first. Always the same for a model and a purpose,
+        whichever others are loaded, because sums may be split among threads."""
+        wanted = count or self._threads
+        if self.device.type == "cpu" and wanted is not None and torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
         """The final hidden states [T, H], after the last norm."""
@@ -127,6 +128,11 @@ class BaseModel:
     def trains_recorded(self) -> bool:
         """...and its pass can be recorded, as nothing in it is decided on the CPU."""
         return self._fused is not None and self._fused.flash and self._fused.fixed_rotary
+
+    @property
+    def trains_side_by_side(self) -> bool:
+        """Whether several passes of `hidden_of_tree` may be under way at once: modules know one pass at a time."""
+        return self.device.type == "cpu" and self._fused is not None and self._fused.fixed_rotary
 
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function as it is best called on this device."""

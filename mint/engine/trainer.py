@@ -8,16 +8,19 @@ all or nothing: gradients reach the adapter only when the whole call went well. 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.batch import Batch, pack, plan, read_data
+from mint.engine.batch import Batch, Example, pack, plan, plan_evenly, read_data
+from mint.engine.device import cores
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
 from mint.engine.pass_graphs import PassGraphs
+from mint.engine.side_by_side import SideBySide
 from mint.engine.token_budget import TokenBudget
 from mint.engine.training_pass import Figures, Pass, Work
 from mint.errors import BadRequest
@@ -34,6 +37,7 @@ class Trainer:
         self._lean = lean
         self._budget = TokenBudget(model, lean, token_budget)
         self._run = PassGraphs(model)
+        self._side_by_side = SideBySide(self._budget.lanes)
 
     def forward_backward(
         self,
@@ -49,9 +53,44 @@ class Trainer:
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
-        logprobs: dict[int, TensorData] = {}
-        gradients: list[Tensor] | None = None
-        tally = _Tally()
+        outcome = _Outcome()
+        if self._budget.lanes > 1:
+            yield from self._on_cores(adapter, examples, work, outcome)
+        else:
+            yield from self._one_by_one(adapter, examples, work, outcome)
+        if outcome.gradients is not None and adapter is not None:
+            _check_gradients(outcome.gradients)
+            adapter.accumulate(outcome.gradients)
+        logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
+        return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
+
+    def _on_cores(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
+        """On a CPU: as many micro-batches at once as there are cores for. How many is no matter to the result: they are
+        cut by the call's data alone, and added in their order."""
+        lanes = self._budget.lanes
+        threads = max(1, cores().count // lanes)
+
+        def call(indices: list[int]) -> tuple[Batch, Pass]:
+            self._model.use_threads(threads)
+            batch = pack(indices, examples, self._model.trains_filled)
+            return batch, self._run(adapter, batch, work)
+
+        sequences = [example.tokens_N for example in examples]
+        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        while pending:
+            with cores().lend(min(len(pending), lanes) * threads) as lent:
+                now = max(1, lent // threads)
+                found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
+            for batch, passed in found:
+                outcome.add(batch, passed)
+            pending = pending[now:]
+            yield
+
+    def _one_by_one(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
@@ -62,19 +101,8 @@ class Trainer:
                 middle = len(indices) // 2
                 pending[:0] = [indices[:middle], indices[middle:]]
                 continue
-            figures = Figures(*found.figures.tolist())
-            _check_finite(batch, found, figures)
-            tally.add(figures)
-            logprobs.update(zip(indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
-            if gradients is None:
-                gradients = found.gradients
-            elif found.gradients is not None:
-                torch._foreach_add_(gradients, found.gradients)
+            outcome.add(batch, found)
             yield
-        if gradients is not None and adapter is not None:
-            _check_gradients(gradients)
-            adapter.accumulate(gradients)
-        return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
@@ -93,6 +121,25 @@ class Trainer:
         if work.backward:
             self._budget.measured(len(batch.tokens_T), found.kept)
         return found
+
+
+class _Outcome:
+    """What the micro-batches of a call have given so far."""
+
+    def __init__(self) -> None:
+        self.logprobs: dict[int, TensorData] = {}
+        self.gradients: list[Tensor] | None = None
+        self.tally = _Tally()
+
+    def add(self, batch: Batch, found: Pass) -> None:
+        figures = Figures(*found.figures.tolist())
+        _check_finite(batch, found, figures)
+        self.tally.add(figures)
+        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
+        if self.gradients is None:
+            self.gradients = found.gradients
+        elif found.gradients is not None:
+            torch._foreach_add_(self.gradients, found.gradients)
 
 
 class _Tally:

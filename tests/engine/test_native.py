@@ -15,7 +15,6 @@ from reference import random_adapter, random_tokens
 from tiny_models import config
 from transformers import AutoModelForCausalLM
 
-from mint.engine import device
 from mint.engine.attention import PackedAttention
 from mint.engine.device import Device
 from mint.engine.lora import Adapter, Rows
@@ -312,10 +311,3 @@ def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path: Path) 
         list(threads.map(library.compile_to, [path] * 4))
     symbols = subprocess.run(["nm", "-D", path], capture_output=True, text=True, check=True).stdout
     assert "answer" in symbols and list(path.parent.iterdir()) == [path]
-
-
-def test_a_sampler_step_takes_the_cores_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert device.spare_threads() == torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert device.spare_threads() == device._physical_cores()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.device import spare_threads
+from mint.engine.device import cores
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
 from mint.engine.native.decoder import NativeDecoder, TokenRows
@@ -55,10 +55,12 @@ class NativeReader:
     def hidden(self, works: list[Work]) -> Tensor:
         table_LM = self._tables.update([work.sequence.blocks for work in works])
         rows = runs_of((work.sequence.group.adapter, work.count) for work in works)
-        return self._decoder.hidden(_rows_of(works, table_LM), rows, spare_threads())
+        with cores().lend() as threads:
+            return self._decoder.hidden(_rows_of(works, table_LM), rows, threads)
 
     def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
-        return self._decoder.logits(hidden_NH, rows, spare_threads())
+        with cores().lend() as threads:
+            return self._decoder.logits(hidden_NH, rows, threads)
 
     def drawn(self, logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
         """Row by row, the plain ones in native code: which way a row takes is its own affair."""
@@ -76,7 +78,8 @@ class NativeReader:
     def _draw(self, logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
         temperature_N = np.array([sequence.group.params.temperature for sequence in sequences], dtype=np.float32)
         uniform_N = uniforms_of(sequences, 1)[0]
-        token_N, logprob_N = self._decoder.draw(logits_NV, temperature_N, uniform_N, spare_threads())
+        with cores().lend() as threads:
+            token_N, logprob_N = self._decoder.draw(logits_NV, temperature_N, uniform_N, threads)
         drawn = zip(sequences, token_N[:, None].tolist(), logprob_N[:, None].tolist(), strict=True)
         return [Drawn(*each) for each in drawn]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,8 @@ def run(config: ServerConfig, runs: Path | None) -> None:
     from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.connections import bounded
+    from mint.server.limits import Limits
     from mint.server.watch import log_as_json
 
     log_as_json(logging.WARNING if runs is None else logging.INFO)
@@ -175,6 +178,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         app,
         config.host,
         config.port,
+        http=bounded(Limits(connections=min(Limits.connections, _most_files() // 2))),
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         access_log=False,
@@ -183,7 +187,6 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Serving(settings)
-    _allow_many_connections()
     try:
         _load(engine, config.models)
         if child:
@@ -248,12 +251,14 @@ def _check_port(config: ServerConfig) -> None:
             ) from error
 
 
-def _allow_many_connections() -> None:
-    """A busy client opens hundreds; the usual limit of files is 1024."""
+def _most_files() -> int:
+    """How many files and connections this process may have open, which is made as many as it can be: a busy client
+    opens hundreds, and the usual limit is 1024."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def _end_with_parent(server: uvicorn.Server) -> None:

@@ -34,7 +34,7 @@ async def _server(request: Request) -> Server:
 State = Annotated[Server, Depends(_server)]
 
 
-async def _known(request: Request) -> User:
+async def known_user(request: Request) -> User:
     server: Server = request.app.state.server
     note_address(request)
     try:
@@ -45,7 +45,7 @@ async def _known(request: Request) -> User:
     return user
 
 
-Uncounted = Annotated[User, Depends(_known)]
+Uncounted = Annotated[User, Depends(known_user)]
 """Who asks for what no limit on requests counts, since clients send it by themselves as often as they have to; or for
 what is let in and counted further inside, where it is known whether it was sent before."""
 

@@ -49,7 +49,7 @@ def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: 
 
 
 def _read(where: str, datum: Datum, options: LossOptions) -> Example:
-    tokens_N = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
+    tokens_N = np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks])
     given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
     targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)

@@ -70,22 +70,27 @@ class _Project(torch.autograd.Function):
     def forward(
         ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: Tensor
     ) -> Tensor:
-        z_TR = (x_TI @ down_RI.T) * scale
-        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
+        z_TR = x_TI @ down_RI.T
         if _widens(weight_OI):
-            return F.linear(torch.cat([x_TI, z_TR], dim=1), torch.cat([weight_OI, up_OR], dim=1), bias_O)
+            both = _widened(x_TI, z_TR, scale)
+            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR, scale)
+            return F.linear(both, torch.cat([weight_OI, up_OR], dim=1), bias_O)
+        z_TR = z_TR * scale
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
         return F.linear(x_TI, weight_OI, bias_O) + z_TR @ up_OR.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grads
         x_TI, z_TR, weight_OI, down_RI, up_OR, scale = ctx.saved_tensors
-        grad_TI = None
+        inputs, grad_TI = weight_OI.shape[1], None
+        if z_TR is None:
+            x_TI, z_TR = x_TI[:, :inputs], x_TI[:, inputs:]
         if ctx.needs_input_grad[0] and _widens(weight_OI):
-            both = grad_TO @ torch.cat([weight_OI, up_OR], dim=1)
-            grad_TR = both[:, x_TI.shape[1] :] * scale
+            both = grad_TO @ _beside(weight_OI, up_OR)
+            grad_TR = both[:, inputs:] * scale
             # Not addmm, which would copy first: compiled, the sum joins what comes next.
-            grad_TI = both[:, : x_TI.shape[1]] + grad_TR @ down_RI
+            grad_TI = both[:, :inputs] + grad_TR @ down_RI
         else:
             grad_TR = (grad_TO @ up_OR) * scale
             if ctx.needs_input_grad[0]:
@@ -95,6 +100,20 @@ class _Project(torch.autograd.Function):
 
 def _widens(weight_OI: Tensor) -> bool:
     return weight_OI.shape[0] >= weight_OI.shape[1]
+
+
+def _widened(x_TI: Tensor, z_TR: Tensor, scale: Tensor) -> Tensor:
+    """[x, scale * z]"""
+    if x_TI.is_cuda:
+        return torch.ops.mint.widen(x_TI, z_TR, scale)
+    return torch.cat([x_TI, z_TR * scale], dim=1)
+
+
+def _beside(weight_OI: Tensor, up_OR: Tensor) -> Tensor:
+    """[W, up]; on a GPU with its columns end to end, which makes the product with it a tenth faster."""
+    if weight_OI.is_cuda:
+        return torch.cat([weight_OI.T, up_OR.T]).T
+    return torch.cat([weight_OI, up_OR], dim=1)
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

@@ -47,15 +47,15 @@ class Cells(NamedTuple):
     @classmethod
     def of(cls, rows_C: np.ndarray, targets_C: np.ndarray, live_T: np.ndarray) -> Cells:
         """On the CPU."""
-        order_T = np.argsort(~live_T, kind="stable")
-        places_C = np.argsort(order_T)[rows_C]
+        order_T = np.concatenate([np.flatnonzero(live_T), np.flatnonzero(~live_T)])
+        places_C = _inverse(order_T)[rows_C]
         order_C = np.argsort(places_C, kind="stable")
         places_C, live = places_C[order_C], int(live_T.sum())
         return cls(
             order_T=torch.from_numpy(order_T),
             places_C=torch.from_numpy(places_C),
             targets_C=torch.from_numpy(targets_C[order_C]),
-            back_C=torch.from_numpy(np.argsort(order_C)),
+            back_C=torch.from_numpy(_inverse(order_C)),
             live=live,
             reach=int(np.searchsorted(places_C, live)),
         )
@@ -66,6 +66,13 @@ class Cells(NamedTuple):
     def to(self, device: torch.device) -> Cells:
         order_T, places_C, targets_C, back_C = (tensor.to(device) for tensor in self.tensors())
         return Cells(order_T, places_C, targets_C, back_C, self.live, self.reach)
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    """Of a permutation."""
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def target_logprobs(

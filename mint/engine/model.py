@@ -132,7 +132,8 @@ class BaseModel:
     @property
     def trains_side_by_side(self) -> bool:
         """Whether several passes of `hidden_of_tree` may be under way at once: modules know one pass at a time."""
-        return self.device.type == "cpu" and self._fused is not None and self._fused.fixed_rotary
+        fused = self._fused
+        return self.device.type == "cpu" and fused is not None and fused.fixed_rotary and not fused.flash
 
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function as it is best called on this device."""

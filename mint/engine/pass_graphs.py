@@ -14,13 +14,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
 from mint.engine import memory
 from mint.engine.batch import Batch
-from mint.engine.lora import Adapter, copied
+from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.training_pass import Pass, Work, compute
 
@@ -68,7 +68,7 @@ class _Slot:
     def __init__(self, like: Adapter) -> None:
         weights = {path: (torch.empty_like(a), torch.empty_like(b)) for path, (a, b) in like.weights.items()}
         self.adapter = Adapter(like.base_model, like.config, weights, scale=like.scale)
-        self.gradients = [torch.empty_like(p, requires_grad=False) for p in self.adapter.parameters()]
+        self.gradients_P = torch.cat([p.detach().reshape(-1) for p in self.adapter.parameters()])
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
@@ -88,6 +88,9 @@ class PassGraphs:
         self._kept: OrderedDict[Hashable, int] = OrderedDict()
         """By size met once: what its pass kept for the backward pass."""
         self._slots: WeakValueDictionary[Hashable, _Slot] = WeakValueDictionary()
+        self._shapes: dict[Hashable, int] = {}
+        """A short name for each shape of adapters."""
+        self._shape_of: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
         self._weights_at: tuple[int, ...] = ()
         memory.register(self)
 
@@ -96,7 +99,7 @@ class PassGraphs:
         if not self._usable:
             return compute(self._model, adapter, batch.to(self.device), work)
         self._forget_if_weights_moved()
-        shape = _shape(adapter)
+        shape = self._shape(adapter)
         key = (batch.size, shape, work)
         if key not in self._recorded and self._fits(self._kept.get(key)):
             self._record(key, shape, adapter, batch, work)
@@ -133,9 +136,8 @@ class PassGraphs:
 
         def function() -> Pass:
             found = compute(self._model, None if slot is None else slot.adapter, inputs, work)
-            if slot is not None and found.gradients is not None:
-                torch._foreach_copy_(slot.gradients, found.gradients)
-                found = found._replace(gradients=slot.gradients)
+            if slot is not None and found.gradients_P is not None:
+                found = found._replace(gradients_P=slot.gradients_P.copy_(found.gradients_P))
             return found._replace(kept=0)
 
         if self._pool is None and self.device.type == "cuda":
@@ -156,11 +158,18 @@ class PassGraphs:
         self._recorded.move_to_end(key)
         recording, inputs, slot = self._recorded[key]
         for mine, theirs in zip(inputs.tensors(), batch.tensors(), strict=True):
-            mine.copy_(theirs, non_blocking=True)
+            # From pinned memory, or the copy would wait for the pass before this one.
+            mine.copy_(theirs.pin_memory() if self.device.type == "cuda" else theirs, non_blocking=True)
         if slot is not None and adapter is not None:
             slot.load(adapter)
         found = recording()
-        return found if found.gradients is None else found._replace(gradients=copied(found.gradients, None))
+        return found._replace(
+            logprobs_S=found.logprobs_S.clone(),
+            p_C=found.p_C.clone(),
+            loss_C=found.loss_C.clone(),
+            figures=found.figures.clone(),
+            gradients_P=None if found.gradients_P is None else found.gradients_P.clone(),
+        )
 
     def _forget_if_weights_moved(self) -> None:
         """A recording knows the weights by their address, and the sampler may have laid them out anew."""
@@ -169,9 +178,11 @@ class PassGraphs:
             self.give_back()
             self._weights_at = at
 
-
-def _shape(adapter: Adapter | None) -> Hashable:
-    """What adapters that share a recording have in common."""
-    if adapter is None:
-        return None
-    return adapter.scale, tuple((path, a.shape, b.shape) for path, (a, b) in adapter.weights.items())
+    def _shape(self, adapter: Adapter | None) -> Hashable:
+        """What adapters that share a recording have in common."""
+        if adapter is None:
+            return None
+        if adapter not in self._shape_of:
+            shapes = tuple((path, a.shape, b.shape) for path, (a, b) in adapter.weights.items())
+            self._shape_of[adapter] = self._shapes.setdefault(shapes, len(self._shapes))
+        return adapter.scale, self._shape_of[adapter]

@@ -58,9 +58,11 @@ class Trainer:
             yield from self._on_cores(adapter, examples, work, outcome)
         else:
             yield from self._one_by_one(adapter, examples, work, outcome)
-        if outcome.gradients is not None and adapter is not None:
-            _check_gradients(outcome.gradients)
-            adapter.accumulate(outcome.gradients)
+        if outcome.gradients_P is not None and adapter is not None:
+            _check_gradients(outcome.gradients_P)
+            parameters = adapter.parameters()
+            parts = outcome.gradients_P.split([p.numel() for p in parameters])
+            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
         logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
         return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
@@ -91,6 +93,7 @@ class Trainer:
     def _one_by_one(
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
     ) -> Generator[None, None, None]:
+        running: tuple[Batch, Pass] | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
@@ -101,8 +104,13 @@ class Trainer:
                 middle = len(indices) // 2
                 pending[:0] = [indices[:middle], indices[middle:]]
                 continue
-            outcome.add(batch, found)
+            # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
+            if running is not None:
+                outcome.add(*running)
+            running = batch, found
             yield
+        if running is not None:
+            outcome.add(*running)
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
@@ -128,7 +136,7 @@ class _Outcome:
 
     def __init__(self) -> None:
         self.logprobs: dict[int, TensorData] = {}
-        self.gradients: list[Tensor] | None = None
+        self.gradients_P: Tensor | None = None
         self.tally = _Tally()
 
     def add(self, batch: Batch, found: Pass) -> None:
@@ -136,10 +144,10 @@ class _Outcome:
         _check_finite(batch, found, figures)
         self.tally.add(figures)
         self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
-        if self.gradients is None:
-            self.gradients = found.gradients
-        elif found.gradients is not None:
-            torch._foreach_add_(self.gradients, found.gradients)
+        if self.gradients_P is None:
+            self.gradients_P = found.gradients_P
+        elif found.gradients_P is not None:
+            self.gradients_P += found.gradients_P
 
 
 class _Tally:
@@ -194,8 +202,8 @@ def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
         )
 
 
-def _check_gradients(gradients: Sequence[Tensor]) -> None:
-    if not bool(torch.isfinite(torch.cat([gradient.reshape(-1) for gradient in gradients])).all()):
+def _check_gradients(gradients_P: Tensor) -> None:
+    if not bool(torch.isfinite(gradients_P).all()):
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

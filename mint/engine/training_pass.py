@@ -3,7 +3,7 @@
 A GPU is told of the whole pass before anybody waits for it, and all a pass does can be recorded and done again with
 other tensors of the same shapes (`mint.engine.pass_graphs`).
 
-Shapes: S targets of the micro-batch, C those that can matter to the loss.
+Shapes: S targets of the micro-batch, C those that can matter to the loss, P parameters of the adapter.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Pass(NamedTuple):
     p_C: Tensor
     loss_C: Tensor
     figures: Tensor
-    gradients: list[Tensor] | None
-    """In the order of the adapter's parameters."""
+    gradients_P: Tensor | None
+    """Of all the adapter's parameters, one after the other."""
     kept: int
     """Bytes of a GPU that the forward pass kept for the backward pass."""
 
@@ -73,12 +73,12 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
         loss_C = batch.weights_C * terms.loss
         total = loss_C.sum()
     kept = used_memory(model.device) - before if on_gpu else 0
-    gradients: list[Tensor] | None = None
+    gradients_P: Tensor | None = None
     if work.backward and adapter is not None:
         found = torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True)
-        gradients = list(found)
+        gradients_P = torch.cat([gradient.reshape(-1) for gradient in found])
     figures = _figures(batch, logprobs_S, tokens, terms, loss_C)
-    return Pass(logprobs_S.detach(), tokens.p.detach(), loss_C.detach(), figures, gradients, kept)
+    return Pass(logprobs_S.detach(), tokens.p.detach(), loss_C.detach(), figures, gradients_P, kept)
 
 
 @torch.no_grad()

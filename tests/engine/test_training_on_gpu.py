@@ -67,6 +67,14 @@ def test_the_gate_has_the_gradient_of_the_formula() -> None:
     torch.testing.assert_close(gradient((ours,), x), gradient((theirs,), x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("inputs", "rank"), [(128, 16), (100, 3), (5000, 1)])
+def test_inputs_are_widened_by_what_an_adapter_makes_of_them(inputs: int, rank: int) -> None:
+    from mint.engine.kernels import training
+
+    x, z, scale = normal(33, inputs), normal(33, rank), torch.full((), 2.5, device="cuda")
+    assert torch.equal(training.widen(x, z, scale), torch.cat([x, z * scale], dim=1))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     torch.manual_seed(0)

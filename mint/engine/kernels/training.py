@@ -3,7 +3,7 @@
 A compiler of elementwise code computes a normed and rotated head in two passes that each look at both halves of it, and
 the gradient of gate and up once for each of them. Both are known to the compiler as operators it does not look into.
 
-Shapes: T rows, H query heads, K key/value heads, D head size, G width of the gate.
+Shapes: T rows, H query heads, K key/value heads, D head size, G width of the gate, I inputs, R rank.
 """
 
 from __future__ import annotations
@@ -198,3 +198,33 @@ def silu_gate_back(grad: Tensor, x: Tensor) -> Tensor:
 @silu_gate_back.register_fake
 def _(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@triton.jit
+def _widen_kernel(x_ptr, z_ptr, scale_ptr, out_ptr, inputs, rank, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    of_x, of_z = column < inputs, (column >= inputs) & (column < inputs + rank)
+    x = _half(x_ptr, row * inputs + column, of_x)
+    z = _half(z_ptr, row * rank + column - inputs, of_z) * tl.load(scale_ptr).to(tl.float32)
+    out = tl.where(of_x, x, z).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * (inputs + rank) + column, out, mask=of_x | of_z)
+
+
+@torch.library.custom_op(
+    "mint::widen", mutates_args=(), device_types="cuda", schema="(Tensor x, Tensor z, Tensor scale) -> Tensor"
+)
+def widen(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """[x, scale * z] of x [T, I] and z [T, R]."""
+    x, z = x.contiguous(), z.contiguous()
+    (rows, inputs), rank = x.shape, z.shape[1]
+    out = x.new_empty(rows, inputs + rank)
+    columns = triton.next_power_of_2(inputs + rank)
+    warps = 4 if columns <= 4096 else 8
+    _widen_kernel[(rows,)](x, z, scale, out, inputs, rank, COLUMNS=columns, num_warps=warps)
+    return out
+
+
+@widen.register_fake
+def _(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] + z.shape[1])

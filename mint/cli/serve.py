@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,13 +130,35 @@ def _check_tls(config: ServerConfig) -> None:
 def run(config: ServerConfig, runs: Path | None) -> None:
     """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
     ends when its parent, however that ends, lets go of our standard input."""
+    from mint.engine.process import make_engine
+    from mint.engine.supervised import SupervisedEngine
+
+    failed = threading.Event()
+
+    def fail(code: int) -> None:
+        typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
+        failed.set()
+
+    spill = config.data.absolute() / "spill"
+    make = partial(make_engine, max_adapters=config.max_adapters, spill=spill, lean=config.lean)
+    # Before the server is imported: importing torch, which the engine's process does meanwhile, takes longest.
+    engine = SupervisedEngine(config.models or None, on_failure=fail, make=make)
+    try:
+        served = _serve(config, runs, engine, failed)
+        healthy = served and engine.usable
+    finally:
+        engine.close()
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _serve(config: ServerConfig, runs: Path | None, engine: Backend, failed: threading.Event) -> bool:
+    """Until it is told to end, or `failed` is set; whether the server ever started."""
     import signal
     import socket
 
     import uvicorn
 
-    from mint.engine.process import make_engine
-    from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
     from mint.server.connections import bounded
     from mint.server.limits import Limits
@@ -162,15 +185,11 @@ def run(config: ServerConfig, runs: Path | None) -> None:
                 ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
                 typer.echo(f"MINT_READY {url}" if child else ready)
 
-    def end(code: int) -> None:
-        typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
-        server.should_exit = True
+        async def on_tick(self, counter: int) -> bool:
+            return await super().on_tick(counter) or failed.is_set()
 
     child = runs is None
     _check_places(config)
-    spill = config.data.absolute() / "spill"
-    make = partial(make_engine, max_adapters=config.max_adapters, spill=spill, lean=config.lean)
-    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
     app = create_app(config, engine)
     if runs is not None:
         _show(app, runs)
@@ -187,16 +206,11 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Serving(settings)
-    try:
-        _load(engine, config.models)
-        if child:
-            _end_with_parent(server)
-        server.run()
-        healthy = engine.usable and server.started
-    finally:
-        engine.close()
-    if not healthy:
-        raise typer.Exit(1)
+    _load(engine, config.models)
+    if child:
+        _end_with_parent(server)
+    server.run()
+    return server.started
 
 
 def _show(app: FastAPI, runs: Path) -> None:
@@ -213,7 +227,7 @@ def _show(app: FastAPI, runs: Path) -> None:
 
 
 def _check_places(config: ServerConfig) -> None:
-    """Before the engine starts, which takes a while."""
+    """Where a fault can be told in a sentence."""
     from mint.server.state import open_store
 
     try:
@@ -263,7 +277,6 @@ def _most_files() -> int:
 
 def _end_with_parent(server: uvicorn.Server) -> None:
     import os
-    import threading
 
     def watch() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends before this thread

@@ -52,5 +52,6 @@ async def _stop(server: Server, owner: str) -> None:
         log.exception("work of the shut out key %s could not be saved; tried again in %g s", owner, AGAIN_SECONDS)
         await asyncio.sleep(AGAIN_SECONDS)
         return
-    server.end_sessions(server.sessions.end_of(owner))
-    server.audit.write("key_shut_out", owner, result="stopped", saved=[path for path in saved if path is not None])
+    if ended := server.sessions.end_of(owner):
+        server.end_sessions(ended)
+        server.audit.write("key_shut_out", owner, result="stopped", saved=[path for path in saved if path is not None])

@@ -235,7 +235,8 @@ def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = Fal
         return torch.from_numpy(_lengthened(values_S[matters], matter if not filled else count))
 
     sequence = np.repeat(np.arange(len(chosen)), [example.targets_NK.size for example in chosen])
-    placed = Cells.of(_lengthened(rows_S, count), _lengthened(targets, count), live_T)
+    filling = np.arange(count - len(targets)) % rows  # on many rows, for the sake of sums over a row's cells
+    placed = Cells.of(np.concatenate([rows_S, filling]), _lengthened(targets, count), live_T)
     return Batch(
         indices=list(indices),
         target_shapes=[example.target_shape for example in chosen],

@@ -172,7 +172,8 @@ class _TargetLogprobs(torch.autograd.Function):
         wide_TX, weight_VX = head.widened(hidden_TM, pair)
         count, width = cells.reach if cells.live else 0, hidden_TM.shape[1]
         live_C = cells.places_C[:count] < cells.live
-        places_C, targets_C = cells.places_C[:count].clamp(max=cells.live - 1), cells.targets_C[:count]
+        # What is added for cells of other rows is zero. It goes to many rows: on one, the additions would queue up.
+        places_C, targets_C = cells.places_C[:count] % max(1, cells.live), cells.targets_C[:count]
         grad_C1 = torch.where(live_C, grads[0][:count], 0.0)[:, None]
         given_C1 = grad_C1 * slopes_C[:count, None]
         # What the softmax takes from all logits of a row, by their probability: the sum over the row's cells.

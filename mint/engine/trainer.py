@@ -39,6 +39,11 @@ class Trainer:
         self._run = PassGraphs(model)
         self._side_by_side = SideBySide(self._budget.lanes)
 
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of a GPU that recorded passes keep for themselves."""
+        return self._run.bytes
+
     def forward_backward(
         self,
         adapter: Adapter | None,
@@ -74,10 +79,10 @@ class Trainer:
         lanes = self._budget.lanes
         threads = max(1, cores().count // lanes)
 
-        def call(indices: list[int]) -> tuple[Batch, Pass]:
+        def call(indices: list[int]) -> _Running:
             self._model.use_threads(threads)
             batch = pack(indices, examples, self._model.trains_filled)
-            return batch, self._run(adapter, batch, work)
+            return _Running(batch, self._run(adapter, batch, work))
 
         sequences = [example.tokens_N for example in examples]
         pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts)
@@ -85,15 +90,15 @@ class Trainer:
             with cores().lend(min(len(pending), lanes) * threads) as lent:
                 now = max(1, lent // threads)
                 found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
-            for batch, passed in found:
-                outcome.add(batch, passed)
+            for one in found:
+                outcome.add(one)
             pending = pending[now:]
             yield
 
     def _one_by_one(
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
     ) -> Generator[None, None, None]:
-        running: tuple[Batch, Pass] | None = None
+        running: _Running | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
@@ -106,11 +111,11 @@ class Trainer:
                 continue
             # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
             if running is not None:
-                outcome.add(*running)
-            running = batch, found
+                outcome.add(running)
+            running = _Running(batch, found)
             yield
         if running is not None:
-            outcome.add(*running)
+            outcome.add(running)
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
@@ -131,6 +136,31 @@ class Trainer:
         return found
 
 
+class _Running:
+    """A pass that a GPU may still be at. What will be read of it is on its way from the start: asked for later, it
+    would come after whatever the GPU was given since."""
+
+    def __init__(self, batch: Batch, found: Pass) -> None:
+        self.batch, self.found = batch, found
+        self._read = [_on_its_way(tensor) for tensor in (found.figures, found.logprobs_S)]
+        self._arrived = torch.cuda.Event() if found.figures.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> tuple[Figures, Tensor]:
+        """The figures and the log-probs."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        figures, logprobs_S = self._read
+        return Figures(*figures.tolist()), logprobs_S
+
+
+def _on_its_way(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 class _Outcome:
     """What the micro-batches of a call have given so far."""
 
@@ -139,11 +169,12 @@ class _Outcome:
         self.gradients_P: Tensor | None = None
         self.tally = _Tally()
 
-    def add(self, batch: Batch, found: Pass) -> None:
-        figures = Figures(*found.figures.tolist())
+    def add(self, running: _Running) -> None:
+        batch, found = running.batch, running.found
+        figures, logprobs_S = running.read()
         _check_finite(batch, found, figures)
         self.tally.add(figures)
-        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(found.logprobs_S)), strict=True))
+        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
         if self.gradients_P is None:
             self.gradients_P = found.gradients_P
         elif found.gradients_P is not None:

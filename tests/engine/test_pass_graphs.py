@@ -174,6 +174,33 @@ def test_gradients_of_several_recorded_micro_batches_add_up(
     assert_same(found, ours, expected, plain)
 
 
+def test_two_tenants_by_turns_share_a_recording_and_get_what_each_gets_alone(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    data = [policy_data(seed=n, lengths=[(16, 4)] * 6) for n in range(2)]
+    alone, together = ([random_adapter(model, LoraConfig(rank=3, seed=n), n) for n in range(2)] for _ in range(2))
+    expected = [train(Trainer(model), adapter, mine) for adapter, mine in zip(alone, data, strict=True)]
+    on_a_gpu(model, monkeypatch)
+    trainer = recording(model, token_budget=32)
+    calls = [
+        trainer.forward_backward(adapter, mine, "importance_sampling", None, True)
+        for adapter, mine in zip(together, data, strict=True)
+    ]
+    found: list[ForwardBackwardOutput | None] = [None, None]
+    while None in found:
+        for n, call in enumerate(calls):
+            try:
+                next(call)
+            except StopIteration as done:
+                found[n] = done.value
+    assert [one.replays for one in recordings(trainer)] == [5]
+    for n in range(2):
+        answer = found[n]
+        assert answer is not None
+        assert_same(answer, together[n], expected[n], alone[n])
+
+
 def test_adapters_of_one_shape_share_a_recording_and_others_get_their_own(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from test_trainer import train
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from mint.engine import layer_parts
+from mint.engine import layer_parts, layers
 from mint.engine.device import Device
 from mint.engine.layer_parts import Norm
 from mint.engine.lora import Adapter
@@ -103,12 +103,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("unembed", [False, True], ids=["layers", "unembedding too"])
-@pytest.mark.parametrize("lean", [False, True], ids=["keeping", "lean"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_recorded_pass_gives_what_an_unrecorded_one_gives(
-    model: BaseModel, lean: bool, shape: str, unembed: bool
-) -> None:
+def assert_recordings_agree(model: BaseModel, shape: str, lean: bool = False, unembed: bool = False) -> None:
     recorded, plain = Trainer(model, lean=lean), Trainer(model, lean=lean)
     plain._run._usable = False
     for n, rank in enumerate((8, 8, 8, 4, 4)):
@@ -122,7 +117,51 @@ def test_a_recorded_pass_gives_what_an_unrecorded_one_gives(
     torch.cuda.empty_cache()
 
 
+@pytest.mark.parametrize("unembed", [False, True], ids=["layers", "unembedding too"])
+@pytest.mark.parametrize("lean", [False, True], ids=["keeping", "lean"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_recorded_pass_gives_what_an_unrecorded_one_gives(
+    model: BaseModel, monkeypatch: pytest.MonkeyPatch, lean: bool, shape: str, unembed: bool
+) -> None:
+    monkeypatch.setattr(layers, "compiled", lambda function: function)  # compiling takes longer than all the rest
+    assert_recordings_agree(model, shape, lean, unembed)
+
+
+def test_a_recorded_pass_of_compiled_layers_gives_what_an_unrecorded_one_gives(model: BaseModel) -> None:
+    assert_recordings_agree(model, "ragged")
+
+
+def test_recorded_micro_batches_of_two_tenants_by_turns_are_those_of_each_alone(
+    model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "compiled", lambda function: function)
+    data = [group_data(n, [0] * 6, [[100 + 10 * n], [90], [80], [70], [60], [50]]) for n in range(2)]
+    alone, together = ([random_adapter(model, LoraConfig(rank=8, seed=n), n) for n in range(2)] for _ in range(2))
+    trainer = Trainer(model, token_budget=256)
+    for _ in range(2):
+        expected = [train(trainer, adapter, mine) for adapter, mine in zip(alone, data, strict=True)]
+        for adapter in (*alone, *together):
+            adapter.gradients = None
+    expected = [train(trainer, adapter, mine) for adapter, mine in zip(alone, data, strict=True)]
+    calls = [
+        trainer.forward_backward(adapter, mine, "importance_sampling", None, True)
+        for adapter, mine in zip(together, data, strict=True)
+    ]
+    found: list[ForwardBackwardOutput | None] = [None, None]
+    while None in found:
+        for n, call in enumerate(calls):
+            try:
+                next(call)
+            except StopIteration as done:
+                found[n] = found[n] or done.value
+    for n in range(2):
+        answer = found[n]
+        assert answer is not None
+        assert_near(answer, together[n], expected[n], alone[n])
+
+
 def test_training_agrees_with_the_layers_of_transformers(model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "compiled", lambda function: function)
     data = group_data(7, *SHAPES["ragged"])
     ours, theirs = (random_adapter(model, LoraConfig(rank=8, seed=0)) for _ in range(2))
     found = train(Trainer(model), ours, data)

@@ -357,8 +357,8 @@ def add_and_norm(
     _norm_kernel[(rows // height,)](
         residual_NH, delta_NH, y, weight_H, out_NH, adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
         tables.linears, linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None,
-        KEEPS=tables.rank_cap <= step and not adapters.steady, SPLITS=1 if delta is None else len(y), WIDTH=width_up, STEP=step, ROWS=height,
-        TILE_ROWS=TILE, num_warps=4,
+        KEEPS=tables.rank_cap <= step and not adapters.steady, SPLITS=1 if delta is None else len(y), WIDTH=width_up,
+        STEP=step, ROWS=height, TILE_ROWS=TILE, num_warps=4,
     )  # fmt: skip
     return out_NH
 

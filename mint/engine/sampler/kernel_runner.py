@@ -9,7 +9,8 @@ Shapes: N rows, T tokens, A sequences, L lines of the block tables, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,18 @@ from mint.engine.kernels import paged_attention
 from mint.engine.kernels.rows import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
-from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs
+from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size
 from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of, uniforms_of
 from mint.engine.sampler.kernel_pass import KernelPass, PassRows
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
 from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
+from mint.engine.sampler.transfer import Fetched, to_device
 
-# Tokens a sequence draws before the host looks at them again: it costs those behind a stop, and a request that arrives
-# waits for as many.
-BURST = 16
+# Tokens a sequence draws before the host looks at them. The next burst has begun by then: both are what a stop may
+# cost, and what a request that arrives may wait for.
+BURST = 8
 # Rows of logits in one piece, by their numbers: half a gigabyte of bfloat16.
 LOGITS_PIECE = 2**28
 SCORES_PIECE = 2**26
@@ -51,58 +53,75 @@ class KernelRunner:
         self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most, model.fixed_rows)
         self._rows_a_piece = max(1, LOGITS_PIECE // vocabulary)
         self._scores_a_piece = max(1, SCORES_PIECE // vocabulary)
+        self._decoding: list[Sequence] = []  # in the graphs' buffers, in the order of their columns...
+        self._decoding_rows: Rows = []  # ...and their rows
 
     def forget(self, adapter: Adapter) -> None:
         self._slots.forget(adapter)
 
     @torch.no_grad()
-    def run(self, plan: Plan) -> list[Drawn]:
+    def run(self, plan: Plan) -> Iterable[Drawn]:
         self.store.grow(plan.blocks)
         self.store.copy(plan.copies)  # and nothing to clear: the kernels never load what a sequence did not write
         if not plan.work:
             return []
-        return self._decode(plan.work) if plan.decodes else self._read(plan.work)
+        return self._decode(plan.work, plan.follows) if plan.decodes else self._read(plan.work)
 
     # ------------------------------------------------------------------------------------------------------ decoding
 
-    def _decode(self, works: list[Work]) -> list[Drawn]:
+    def _decode(self, works: list[Work], follows: bool) -> Iterable[Drawn]:
         sequences = [work.sequence for work in works]
-        size = self._graphs.load(self._batch(works), self._slots.tables)
+        size = self._graphs.go_on(self._rest(works), self._slots.tables) if follows else self._load(works)
         if not all(sequence.group.plain for sequence in sequences):
             logits_NV = self._graphs.logits(size)
             places = self._places(runs_of((sequence.group.adapter, 1) for sequence in sequences))
             return drawn_from(logits_NV.index_select(0, places).float(), sequences)
-        count, steps = len(sequences), max(work.steps for work in works)
-        uniform = np.zeros((steps, size[1]), dtype=np.float32)
-        uniform[:, :count] = _below_one(uniforms_of(sequences, steps))
-        temperature = np.ones(size[1], dtype=np.float32)
-        temperature[:count] = [sequence.group.params.temperature for sequence in sequences]
+        columns = self._columns(sequences)
+        steps, ahead = max(work.steps for work in works), works[0].ahead
+        uniform = np.zeros((steps, size.sequences), dtype=np.float32)
+        uniform[:, columns] = _below_one(uniforms_of(sequences, steps, ahead))
+        temperature = np.ones(size.sequences, dtype=np.float32)
+        temperature[columns] = [sequence.group.params.temperature for sequence in sequences]
         uniform_SA, temperature_A = self._on_device(uniform), self._on_device(temperature)
-        ids_SA = torch.zeros(steps, size[1], dtype=torch.int64, device=uniform_SA.device)
+        ids_SA = torch.zeros(steps, size.sequences, dtype=torch.int64, device=uniform_SA.device)
         logprobs_SA = torch.zeros_like(uniform_SA)
         for step in range(steps):
             self._graphs.logits(size)
             self._graphs.draw(size, temperature_A, uniform_SA[step], ids_SA[step], logprobs_SA[step])
-        ids, logprobs = ids_SA.T[:count].tolist(), logprobs_SA.T[:count].tolist()
-        return [
-            Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
-            for work, ids_S, logprobs_S in zip(works, ids, logprobs, strict=True)
-        ]
+        return _Burst(works, columns, Fetched(ids_SA, logprobs_SA))
 
-    def _batch(self, works: list[Work]) -> Batch:
-        sequences = [work.sequence for work in works]
-        runs = runs_of((sequence.group.adapter, 1) for sequence in sequences)
-        rows, places = padded(runs, TILE)
-        return Batch(
+    def _load(self, works: list[Work]) -> Size:
+        """Puts the sequences into the graphs' buffers."""
+        sequences = self._decoding = [work.sequence for work in works]
+        self._decoding_rows, places = padded(runs_of((sequence.group.adapter, 1) for sequence in sequences), TILE)
+        batch = Batch(
             place_A=np.array(places),
-            slot_of_tile=self._tiles(rows),
+            slot_of_tile=self._tiles(self._decoding_rows),
             token_A=np.array([sequence.tokens[-1] for sequence in sequences]),
             position_A=np.array([sequence.computed for sequence in sequences]),
             left_A=np.array([work.steps for work in works]),
             table_AM=_tables(sequences),
-            longest=max(work.sequence.computed + work.steps for work in works),
-            adapted=adapts_unembedding(adapter for adapter, _ in rows),
+            longest=_longest(works),
+            adapted=adapts_unembedding(adapter for adapter, _ in self._decoding_rows),
         )
+        return self._graphs.load(batch, self._slots.tables)
+
+    def _rest(self, works: list[Work]) -> Rest:
+        """What goes on of those in the buffers. Lines of adapters may have changed meanwhile."""
+        left = {work.sequence: work.steps for work in works}
+        return Rest(
+            slot_of_tile=self._tiles(self._decoding_rows),
+            left_A=np.array([left.get(sequence, 0) for sequence in self._decoding]),
+            table_AM=_tables(self._decoding),
+            longest=_longest(works),
+        )
+
+    def _columns(self, sequences: list[Sequence]) -> list[int]:
+        """Of the draws of these among those in the buffers."""
+        if len(sequences) == len(self._decoding):
+            return list(range(len(sequences)))
+        column = {sequence: n for n, sequence in enumerate(self._decoding)}
+        return [column[sequence] for sequence in sequences]
 
     # ------------------------------------------------------------------------------------------------ reading prompts
 
@@ -204,7 +223,22 @@ class KernelRunner:
         return self._on_device(np.array(padded(runs, TILE)[1]))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return to_device(array, self._model.device)
+
+
+@dataclass(frozen=True)
+class _Burst:
+    """Tokens that are being drawn; read them and wait for them."""
+
+    works: list[Work]
+    columns: list[int]
+    fetched: Fetched
+    """Token ids and log-probs, [steps, columns]."""
+
+    def __iter__(self) -> Iterator[Drawn]:
+        ids, logprobs = (array.T[self.columns].tolist() for array in self.fetched.arrays())
+        for work, ids_S, logprobs_S in zip(self.works, ids, logprobs, strict=True):
+            yield Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
 
 
 def _attention(decoding_2A: Tensor, tile_S4: Tensor, table_LM: Tensor, length_L: Tensor, longest: int) -> Any:
@@ -222,6 +256,11 @@ def _query_tiles(row: int, count: int, position: int, line: int) -> Iterator[tup
     step = paged_attention.SPAN
     for start in range(0, count, step):
         yield row + start, min(step, count - start), position + start, line
+
+
+def _longest(works: list[Work]) -> int:
+    """Tokens of the longest sequence, those it will draw included."""
+    return max(work.sequence.computed + work.ahead + work.steps for work in works)
 
 
 def _tables(sequences: list[Sequence]) -> np.ndarray:

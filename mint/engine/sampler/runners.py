@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -20,7 +21,9 @@ class PlanRunner(Protocol):
     burst: int
     """Tokens a sequence may draw in one step (see the scheduler)."""
 
-    def run(self, plan: Plan) -> list[Drawn]: ...
+    def run(self, plan: Plan) -> Iterable[Drawn]:
+        """May return before the device is done; who reads the tokens waits for it."""
+        ...
 
     def forget(self, adapter: Adapter) -> None:
         """It will hardly be asked again."""

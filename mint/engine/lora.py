@@ -104,8 +104,11 @@ class Adapter:
 
 @torch.no_grad()
 def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-    """Frozen copies on the same device, in `dtype` if given; few launches on a GPU, however many tensors."""
-    copies = [torch.empty_like(tensor, dtype=dtype or tensor.dtype, requires_grad=False) for tensor in tensors]
+    """Frozen copies on the same device, in `dtype` if given, side by side in one piece of memory: on a GPU the time is
+    the host's, an allocation and a launch for each."""
+    sizes = [tensor.numel() for tensor in tensors]
+    memory = torch.empty(sum(sizes), dtype=dtype or tensors[0].dtype, device=tensors[0].device)
+    copies = [part.view(tensor.shape) for part, tensor in zip(memory.split(sizes), tensors, strict=True)]
     torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
     return copies
 

@@ -8,7 +8,7 @@ side), ranks and scales. So a kernel takes adapters of any rank, and a recorded 
 A low-rank product has two halves. `shrink` computes x A' for all linears of a projection, split along the inputs into
 parts (`y` [splits, rows, linears, rank]), which the second half adds up in order; that half, y B' times the scale, is
 part of whatever kernel reads the projection's output next. With many rows there are fewer splits, and programs take
-several tiles at once, whatever adapters those have. If asked to be steady they do not: then nothing depends on the
+two tiles at once, whatever adapters those have. If asked to be steady they do not: then nothing depends on the
 number of rows, and a row computes the same bits in any company.
 """
 
@@ -23,11 +23,14 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 16
-# Tiles a program takes at once where there are many.
-_WIDE = 64
+# Rows of two tiles, which a program takes at once where there are many.
+_WIDE = 2 * TILE
 # Programs that fill a card: with so many, or so many rows, fewer and larger ones are faster.
 _MANY_PROGRAMS = 1024
 _MANY_ROWS = 512
+# Loops over a rank are over after a round or two: nothing to load ahead.
+_STAGES = 1
+_NORM_WARPS = 4
 # Ranks are read in steps of this many, the least a matrix unit takes.
 RANK_STEP = tl.constexpr(16)
 # Arguments that differ from layer to layer or step to step: no new code for a value that happens to be round.
@@ -102,11 +105,14 @@ def _shrink_kernel(
 
 @triton.jit
 def _of_one(
-    y_ptr, b_ptr, rank, scale, linear, row, mine, column, outputs, rows, linears, rank_cap, like_ptr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, mine, column, outputs, rows,
+    linears, rank_cap, like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """scale * y B' of the rows that are `mine`, those of one adapter."""
     dtype = like_ptr.dtype.element_ty
+    entry = slot * table_width + number
+    rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
+    b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
     acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for start in range(0, rank, RANK_STEP):
         r = start + tl.arange(0, RANK_STEP)
@@ -129,32 +135,26 @@ def expanded(
     rows, linears, rank_cap, like_ptr,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The low-rank product of the rows at the columns of one linear, [ROWS, COLUMNS] in float32: for each adapter among
-    the rows once, at the first of its tiles, the others' rows left out. `number` is the linear's in the tables,
-    `linear` its place in y."""
-    dtype = like_ptr.dtype.element_ty
+    """The low-rank product of the rows of one tile, or two, at the columns of one linear, [ROWS, COLUMNS] in float32.
+    `number` is the linear's in the tables, `linear` its place in y."""
     row = first_row + tl.arange(0, ROWS)
-    if ROWS == TILE_ROWS:
-        slot = tl.load(slot_of_tile + first_row // TILE_ROWS).to(tl.int64)
-        entry = slot * table_width + number
-        b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
-        added = _of_one(
-            y_ptr, b_ptr, tl.load(rank_table + entry), tl.load(scale_table + slot), linear, row, row < rows, column,
-            outputs, rows, linears, rank_cap, like_ptr, SPLITS, ROWS, COLUMNS,
-        )  # fmt: skip
-    else:
-        added = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        slot_of_row = tl.load(slot_of_tile + row // TILE_ROWS, mask=row < rows, other=-1)
-        for start in range(first_row, tl.minimum(first_row + ROWS, rows), TILE_ROWS):
-            slot = tl.load(slot_of_tile + start // TILE_ROWS)
-            entry = slot.to(tl.int64) * table_width + number
-            mine = slot_of_row == slot
-            if tl.min(tl.where(mine, row, first_row + ROWS), axis=0) == start:
-                b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
-                added += _of_one(
-                    y_ptr, b_ptr, tl.load(rank_table + entry), tl.load(scale_table + slot), linear, row, mine, column,
-                    outputs, rows, linears, rank_cap, like_ptr, SPLITS, ROWS, COLUMNS,
-                )  # fmt: skip
+    slot = tl.load(slot_of_tile + first_row // TILE_ROWS).to(tl.int64)
+    mine = row < rows
+    if ROWS > TILE_ROWS:
+        second_row = tl.minimum(first_row + TILE_ROWS, rows - TILE_ROWS)
+        second_slot = tl.load(slot_of_tile + second_row // TILE_ROWS).to(tl.int64)
+        mine = mine & ((slot == second_slot) | (row < first_row + TILE_ROWS))
+    added = _of_one(
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, mine, column, outputs, rows,
+        linears, rank_cap, like_ptr, SPLITS, ROWS, COLUMNS,
+    )  # fmt: skip
+    if ROWS > TILE_ROWS:  # noqa: SIM102 - known when the kernel is compiled, unlike what follows
+        if slot != second_slot:
+            added += _of_one(
+                y_ptr, second_slot, b_table, rank_table, scale_table, table_width, number, linear, row,
+                (row >= second_row) & (row < rows), column, outputs, rows, linears, rank_cap, like_ptr,
+                SPLITS, ROWS, COLUMNS,
+            )  # fmt: skip
     return added
 
 
@@ -179,51 +179,36 @@ def _add_kernel(
 def _norm_kernel(
     residual_ptr, delta_ptr, y_ptr, weight_ptr, out_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width,
     linear_number, rows, rank_cap, width, eps,
-    ADDS: tl.constexpr, KEEPS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
-    ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    ADDS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """residual += delta + low-rank part; out = norm(residual). A program takes ROWS rows of one tile, one after the
-    other; `KEEPS` B between them, if no rank is larger than a step."""
-    first_row = tl.program_id(0) * ROWS
+    """residual += delta + low-rank part; out = norm(residual). A program takes a few rows of one tile: too few for the
+    matrix unit, so B is added row by row, and no thread waits for another's sum."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
-    mask = column < width
+    in_width = column < width
+    mask = in_width[None, :]
     dtype = out_ptr.dtype.element_ty
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    place = row[:, None].to(tl.int64) * width + column[None, :]
+    x = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=in_width, other=0.0).to(tl.float32)[None, :]
     if ADDS:
-        slot = tl.load(slot_of_tile + first_row // TILE_ROWS).to(tl.int64)
+        x += tl.load(delta_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        slot = tl.load(slot_of_tile + tl.program_id(0) * ROWS // TILE_ROWS).to(tl.int64)
         entry = slot * table_width + linear_number
-        rank = tl.load(rank_table + entry)
-        scale = tl.load(scale_table + slot)
+        rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
         b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
-        r = tl.arange(0, STEP)
-        if KEEPS:
-            kept = tl.load(
-                b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask[None, :], other=0.0
-            )
-    for number in range(ROWS):
-        row = (first_row + number).to(tl.int64)
-        x = tl.load(residual_ptr + row * width + column, mask=mask, other=0.0).to(tl.float32)
-        if ADDS:
-            added = tl.load(delta_ptr + row * width + column, mask=mask, other=0.0).to(tl.float32)
-            low = tl.zeros([WIDTH], dtype=tl.float32)
-            for start in range(0, rank, STEP):
-                y = tl.zeros([STEP], dtype=tl.float32)
+        low = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+        for start in range(0, rank, RANK_STEP):
+            for r in tl.static_range(RANK_STEP):
+                y = tl.zeros([ROWS], dtype=tl.float32)
                 for split in tl.static_range(SPLITS):
-                    place = (split * rows + row) * rank_cap + start + r
-                    y += tl.load(y_ptr + place, mask=start + r < rank, other=0.0)
-                if KEEPS:
-                    b = kept
-                else:
-                    b = tl.load(
-                        b_ptr + (start + r)[:, None] * width + column[None, :],
-                        mask=(start + r < rank)[:, None] & mask[None, :],
-                        other=0.0,
-                    )
-                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)
-            x = (x + added + scale * low).to(dtype).to(tl.float32)
-            tl.store(residual_ptr + row * width + column, x.to(dtype), mask=mask)
-        root = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-        tl.store(out_ptr + row * width + column, ((x * root).to(dtype).to(tl.float32) * weight).to(dtype), mask=mask)
+                    y += tl.load(y_ptr + (split * rows + row).to(tl.int64) * rank_cap + start + r)
+                b = tl.load(b_ptr + (start + r) * width + column, mask=in_width & (start + r < rank), other=0.0)
+                low += y.to(dtype).to(tl.float32)[:, None] * b.to(tl.float32)[None, :]
+        x = (x + scale * low).to(dtype).to(tl.float32)
+        tl.store(residual_ptr + place, x.to(dtype), mask=mask)
+    root = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)[:, None]
+    tl.store(out_ptr + place, ((x * root).to(dtype).to(tl.float32) * weight).to(dtype), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -340,6 +325,7 @@ def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> 
     _add_kernel[(triton.cdiv(rows, height), across)](
         out_NO, y, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, linear, rows,
         tables.rank_cap, outputs, SPLITS=len(y), ROWS=height, COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_STAGES,
     )  # fmt: skip
 
 
@@ -352,13 +338,12 @@ def add_and_norm(
     out_NH = torch.empty_like(residual_NH)
     delta_NH, y, linear = (residual_NH, residual_NH, 0) if delta is None else delta
     width_up = triton.next_power_of_2(width)
-    step = max(1, min(16, 16384 // width_up))
-    height = 1 if rows < _MANY_ROWS or adapters.steady else 4 if rows < 4 * _MANY_ROWS else 8
+    height = 1 if rows < _MANY_ROWS or adapters.steady else 2 if rows < 4 * _MANY_ROWS else 4
     _norm_kernel[(rows // height,)](
         residual_NH, delta_NH, y, weight_H, out_NH, adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
         tables.linears, linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None,
-        KEEPS=tables.rank_cap <= step and not adapters.steady, SPLITS=1 if delta is None else len(y), WIDTH=width_up,
-        STEP=step, ROWS=height, TILE_ROWS=TILE, num_warps=4,
+        SPLITS=1 if delta is None else len(y), WIDTH=width_up, ROWS=height, TILE_ROWS=TILE, num_warps=_NORM_WARPS,
+        num_stages=_STAGES,
     )  # fmt: skip
     return out_NH
 
@@ -371,6 +356,7 @@ def gate(gate_up_NI: Tensor, y: Tensor, adapters: Adapters, first_linear: int) -
     _gate_kernel[(triton.cdiv(rows, height), across)](
         gate_up_NI, y, out_NI, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear,
         rows, tables.rank_cap, width, SPLITS=len(y), ROWS=height, COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_STAGES,
     )  # fmt: skip
     return out_NI
 
@@ -393,6 +379,7 @@ def heads(
         query_heads, kv_heads, eps,
     )  # fmt: skip
     _heads_kernel[(triton.cdiv(rows, height), across)](
-        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, ROWS=height, TILE_ROWS=TILE, num_warps=4
-    )
+        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, ROWS=height, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_STAGES,
+    )  # fmt: skip
     return q_NHD

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, Projection
 from mint.engine.kernels import rows as kernels
-from mint.engine.kernels.rows import Adapters
+from mint.engine.kernels.rows import TILE, Adapters
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.slots import AdapterSlots
 
@@ -47,6 +47,11 @@ class KernelPass:
         self._fixed_rows = fixed_rows
         self._side: torch.cuda.Stream | None = None
         self._shape = (fused.num_heads, fused.num_kv_heads, fused.head_dim)
+
+    @property
+    def steady(self) -> bool:
+        """No row's sums depend on how many there are."""
+        return self._fixed_rows is not None
 
     def hidden(self, rows: PassRows) -> Tensor:
         """The final hidden states [N, H], after the last norm."""
@@ -87,7 +92,7 @@ class KernelPass:
         return out_NV
 
     def _adapters(self, slot_of_tile: Tensor) -> Adapters:
-        return Adapters(self._slots.tables, slot_of_tile, steady=self._fixed_rows is not None)
+        return Adapters(self._slots.tables, slot_of_tile, self.steady)
 
     def _project(self, projection: Projection, x_NI: Tensor, adapters: Adapters) -> tuple[Tensor, Tensor, int]:
         """The base weights' output, the first half of the adapters' product, and the number of the first linear."""
@@ -112,3 +117,9 @@ class KernelPass:
         pieces = x_NI.new_zeros(-(-rows // self._fixed_rows) * self._fixed_rows, x_NI.shape[1])
         pieces[:rows] = x_NI
         return torch.cat([F.linear(piece, weight, bias) for piece in pieces.split(self._fixed_rows)])[:rows]
+
+
+def rounded_rows(rows: int) -> int:
+    """Up to one of the numbers of rows that passes are recorded for: few, and not much larger."""
+    step = TILE if rows <= 64 else 32 if rows <= 128 else 64 if rows <= 512 else 256 if rows <= 2048 else 1024
+    return -(-rows // step) * step

@@ -14,6 +14,7 @@ from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.scheduler import Plan
+from mint.errors import BadRequest
 
 
 class PlanRunner(Protocol):
@@ -37,4 +38,11 @@ def runner_for(model: BaseModel, block_size: int) -> PlanRunner:
 
         if model.head_dim in HEAD_SIZES and torch.cuda.get_device_capability(model.device) >= (8, 0):
             return KernelRunner(model, model.fused, block_size)
+    if model.fixed_rows is not None:
+        raise BadRequest(
+            f"{model.facts.name} ({model.facts.architecture}, heads of {model.head_dim}) cannot be sampled "
+            "deterministically on this GPU: that takes Triton, a card of compute capability 8.0 or higher, and a model "
+            "that the sampler has kernels for (Llama, Qwen2 and Qwen3 with heads of 32, 64, 128 or 256). Serve it "
+            "without --deterministic, or on a CPU."
+        )
     return Runner(model, block_size)

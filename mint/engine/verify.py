@@ -27,10 +27,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mint.engine.faults import as_mint_error
-from mint.engine.lora import Adapter, copied
+from mint.engine.lora import Adapter, joined
 from mint.engine.model import BaseModel
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.sequence import OnDone
@@ -242,18 +241,13 @@ def check_copy(trained: Adapter, copy: Adapter) -> None:
             f"training {trained.scale:g} on {len(trained.weights)}. {REPORT}"
         )
     copies = copy.parameters()
-    differences = copied(trained.parameters(), copies[0].dtype)
-    torch._foreach_sub_(differences, copies)
+    difference = joined(trained.parameters(), copies[0].dtype) - joined(copies, None)
     # A NaN, of a training that diverged, is not above 0 either; the sampler says so when it meets one.
-    if bool((_together(differences).abs() > 0).any()):
-        first = next(n for n, difference in enumerate(differences) if bool((difference.abs() > 0).any()))
+    if bool((difference.abs() > 0).any()):
+        sizes = [tensor.numel() for tensor in copies]
+        first = next(n for n, part in enumerate(difference.split(sizes)) if bool((part.abs() > 0).any()))
         path = list(trained.weights)[first // 2]
         raise Internal(f"snapshot refused: its weights of {path} are not those of the adapter in training. {REPORT}")
-
-
-def _together(copies: list[Tensor]) -> Tensor:
-    """What `copied` made, as the one piece of memory it is."""
-    return copies[0].new_empty(0).set_(copies[0].untyped_storage())
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Each kernel over rows gives what plain torch gives, for tiles of one adapter and for several at once.
+"""Each kernel over rows gives what plain torch gives, for rows of several adapters.
 
 Needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1) on a CPU.
 """
@@ -60,11 +60,10 @@ class Case:
         return torch.cat(parts)
 
 
-@pytest.fixture(params=["one tile", "several tiles", "steady"])
+@pytest.fixture(params=["few rows", "many rows", "steady"])
 def steady(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """How many tiles a program takes: as few as there are here, or as many as there would be of many rows."""
-    if request.param != "one tile":
-        monkeypatch.setattr(kernels, "_MANY_PROGRAMS", 1)
+    """The kernels treat the rows as few, or as many, or as they always do."""
+    if request.param != "few rows":
         monkeypatch.setattr(kernels, "_MANY_ROWS", 1)
     return request.param == "steady"
 

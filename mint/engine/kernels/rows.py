@@ -7,9 +7,9 @@ side), ranks and scales. So a kernel takes adapters of any rank, and a recorded 
 
 A low-rank product has two halves. `shrink` computes x A' for all linears of a projection, split along the inputs into
 parts (`y` [splits, rows, linears, rank]), which the second half adds up in order; that half, y B' times the scale, is
-part of whatever kernel reads the projection's output next. With many rows there are fewer splits, and programs take
-two tiles at once, whatever adapters those have. If asked to be steady they do not: then nothing depends on the
-number of rows, and a row computes the same bits in any company.
+part of whatever kernel reads the projection's output next. Many rows are not split, and norms take several at once,
+unless they are asked to be steady: then nothing depends on the number of rows, and a row computes the same bits in any
+company.
 """
 
 from __future__ import annotations
@@ -23,14 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 16
-# Rows of two tiles, which a program takes at once where there are many.
-_WIDE = 2 * TILE
-# Programs that fill a card: with so many, or so many rows, fewer and larger ones are faster.
-_MANY_PROGRAMS = 1024
+# From here on the card is full without splitting sums.
 _MANY_ROWS = 512
-# Loops over a rank are over after a round or two: nothing to load ahead.
-_STAGES = 1
-_NORM_WARPS = 4
 # Ranks are read in steps of this many, the least a matrix unit takes.
 RANK_STEP = tl.constexpr(16)
 # Arguments that differ from layer to layer or step to step: no new code for a value that happens to be round.
@@ -64,16 +58,14 @@ class Adapters:
 
     def splits(self, inputs: int, rows: int) -> tuple[int, int]:
         """Into how many parts `shrink` splits its sums, and how long each is."""
-        if rows >= _MANY_ROWS and not self.steady:
-            part = 1024
-        else:
-            part = 256 if inputs <= 2048 else -(-inputs // 1024) * 128
+        if not self.few(rows):
+            return 1, -(-inputs // 128) * 128
+        part = 256 if inputs <= 2048 else -(-inputs // 1024) * 128
         return -(-inputs // part), part
 
-    def rows_a_program(self, rows: int, across: int) -> int:
-        """For kernels whose programs take whole tiles, `across` of them a tile."""
-        many = rows >= _WIDE and rows // TILE * across >= _MANY_PROGRAMS
-        return _WIDE if many and not self.steady else TILE
+    def few(self, rows: int) -> bool:
+        """So few that every program counts; or they are treated as if they were."""
+        return rows < _MANY_ROWS or self.steady
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -104,11 +96,12 @@ def _shrink_kernel(
 
 
 @triton.jit
-def _of_one(
-    y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, mine, column, outputs, rows,
-    linears, rank_cap, like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def expanded(
+    y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, column, outputs, rows, linears,
+    rank_cap, like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """scale * y B' of the rows that are `mine`, those of one adapter."""
+    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `number` is
+    the linear's in the tables, `linear` its place in y."""
     dtype = like_ptr.dtype.element_ty
     entry = slot * table_width + number
     rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
@@ -119,7 +112,7 @@ def _of_one(
         y = tl.zeros([ROWS, RANK_STEP], dtype=tl.float32)
         for split in tl.static_range(SPLITS):
             place = ((split * rows + row[:, None]).to(tl.int64) * linears + linear) * rank_cap + r[None, :]
-            y += tl.load(y_ptr + place, mask=mine[:, None], other=0.0)
+            y += tl.load(y_ptr + place)
         b = tl.load(
             b_ptr + r[:, None] * outputs + column[None, :],
             mask=(r < rank)[:, None] & (column < outputs)[None, :],
@@ -129,60 +122,33 @@ def _of_one(
     return acc * scale
 
 
-@triton.jit
-def expanded(
-    y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, number, linear, first_row, column, outputs,
-    rows, linears, rank_cap, like_ptr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
-):  # fmt: skip
-    """The low-rank product of the rows of one tile, or two, at the columns of one linear, [ROWS, COLUMNS] in float32.
-    `number` is the linear's in the tables, `linear` its place in y."""
-    row = first_row + tl.arange(0, ROWS)
-    slot = tl.load(slot_of_tile + first_row // TILE_ROWS).to(tl.int64)
-    mine = row < rows
-    if ROWS > TILE_ROWS:
-        second_row = tl.minimum(first_row + TILE_ROWS, rows - TILE_ROWS)
-        second_slot = tl.load(slot_of_tile + second_row // TILE_ROWS).to(tl.int64)
-        mine = mine & ((slot == second_slot) | (row < first_row + TILE_ROWS))
-    added = _of_one(
-        y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, mine, column, outputs, rows,
-        linears, rank_cap, like_ptr, SPLITS, ROWS, COLUMNS,
-    )  # fmt: skip
-    if ROWS > TILE_ROWS:  # noqa: SIM102 - known when the kernel is compiled, unlike what follows
-        if slot != second_slot:
-            added += _of_one(
-                y_ptr, second_slot, b_table, rank_table, scale_table, table_width, number, linear, row,
-                (row >= second_row) & (row < rows), column, outputs, rows, linears, rank_cap, like_ptr,
-                SPLITS, ROWS, COLUMNS,
-            )  # fmt: skip
-    return added
-
-
 @triton.jit(do_not_specialize=VARYING)
 def _add_kernel(
     out_ptr, y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, linear_number, rows, rank_cap, outputs,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    first_row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    row = first_row + tl.arange(0, ROWS)
-    live = (row < rows)[:, None] & (column < outputs)[None, :]
+    tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot = tl.load(slot_of_tile + tile).to(tl.int64)
+    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    mask = (column < outputs)[None, :]
     place = out_ptr + row[:, None].to(tl.int64) * outputs + column[None, :]
-    out = tl.load(place, mask=live, other=0.0).to(tl.float32)
+    out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     out += expanded(
-        y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, linear_number, 0, first_row, column,
-        outputs, rows, 1, rank_cap, out_ptr, SPLITS, ROWS, COLUMNS, TILE_ROWS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, linear_number, 0, row, column, outputs, rows, 1,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
     )  # fmt: skip
-    tl.store(place, out.to(out_ptr.dtype.element_ty), mask=live)
+    tl.store(place, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _norm_kernel(
     residual_ptr, delta_ptr, y_ptr, weight_ptr, out_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width,
     linear_number, rows, rank_cap, width, eps,
-    ADDS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    ADDS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """residual += delta + low-rank part; out = norm(residual). A program takes a few rows of one tile: too few for the
-    matrix unit, so B is added row by row, and no thread waits for another's sum."""
+    """residual += delta + low-rank part; out = norm(residual). A program takes a row, or a few of one tile, which then
+    share what they read of B."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     in_width = column < width
@@ -198,13 +164,22 @@ def _norm_kernel(
         rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
         b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
         low = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
-        for start in range(0, rank, RANK_STEP):
-            for r in tl.static_range(RANK_STEP):
-                y = tl.zeros([ROWS], dtype=tl.float32)
+        for start in range(0, rank, STEP):
+            if ROWS == 1:  # all of a step's loads at once: a single row is a matter of latency
+                r = start + tl.arange(0, STEP)
+                y = tl.zeros([STEP], dtype=tl.float32)
                 for split in tl.static_range(SPLITS):
-                    y += tl.load(y_ptr + (split * rows + row).to(tl.int64) * rank_cap + start + r)
-                b = tl.load(b_ptr + (start + r) * width + column, mask=in_width & (start + r < rank), other=0.0)
-                low += y.to(dtype).to(tl.float32)[:, None] * b.to(tl.float32)[None, :]
+                    line = (split * rows + tl.program_id(0)).to(tl.int64)
+                    y += tl.load(y_ptr + line * rank_cap + r, mask=r < rank, other=0.0)
+                b = tl.load(b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask, other=0.0)
+                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)[None, :]
+            else:  # rank by rank: no thread waits for another's sum
+                for r in tl.static_range(STEP):
+                    y = tl.zeros([ROWS], dtype=tl.float32)
+                    for split in tl.static_range(SPLITS):
+                        y += tl.load(y_ptr + (split * rows + row).to(tl.int64) * rank_cap + start + r)
+                    b = tl.load(b_ptr + (start + r) * width + column, mask=in_width & (start + r < rank), other=0.0)
+                    low += y.to(dtype).to(tl.float32)[:, None] * b.to(tl.float32)[None, :]
         x = (x + scale * low).to(dtype).to(tl.float32)
         tl.store(residual_ptr + place, x.to(dtype), mask=mask)
     root = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)[:, None]
@@ -214,40 +189,41 @@ def _norm_kernel(
 @triton.jit(do_not_specialize=VARYING)
 def _gate_kernel(
     gate_up_ptr, y_ptr, out_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear, rows,
-    rank_cap, width, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    rank_cap, width, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up, the low-rank parts of both added first."""
-    first_row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    row = first_row + tl.arange(0, ROWS)
-    live = (row < rows)[:, None] & (column < width)[None, :]
+    tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot = tl.load(slot_of_tile + tile).to(tl.int64)
+    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    mask = (column < width)[None, :]
     dtype = out_ptr.dtype.element_ty
     place = gate_up_ptr + row[:, None].to(tl.int64) * (2 * width) + column[None, :]
-    gate = tl.load(place, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(place + width, mask=live, other=0.0).to(tl.float32)
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + width, mask=mask, other=0.0).to(tl.float32)
     gate += expanded(
-        y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear, 0, first_row, column, width,
-        rows, 2, rank_cap, out_ptr, SPLITS, ROWS, COLUMNS, TILE_ROWS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear, 0, row, column, width, rows, 2,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
     )  # fmt: skip
     up += expanded(
-        y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear + 1, 1, first_row, column,
-        width, rows, 2, rank_cap, out_ptr, SPLITS, ROWS, COLUMNS, TILE_ROWS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + 1, 1, row, column, width, rows, 2,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
     )  # fmt: skip
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
-    tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=live)
+    tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _heads_kernel(
     qkv_ptr, y_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, cache_slot_ptr, q_ptr, key_ptr, value_ptr,
     slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear, rows, rank_cap, heads, kv_heads, eps,
-    NORMS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    NORMS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
     """From a projection to heads: adds the low-rank part, norms and turns queries and keys, and puts keys and values
-    into the cache. A program takes one head; its halves apart, because the rotation mixes them."""
-    first_row, head = tl.program_id(0) * ROWS, tl.program_id(1)
-    row = first_row + tl.arange(0, ROWS)
-    live = (row < rows)[:, None]
+    into the cache. A program a tile and head; its halves apart, because the rotation mixes them."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slot_of_tile + tile).to(tl.int64)
+    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     dtype = q_ptr.dtype.element_ty
     linear = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, 1, 2))
     first_head = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, heads, heads + kv_heads))
@@ -256,15 +232,15 @@ def _heads_kernel(
     size = 2 * HALF
     place = qkv_ptr + (row[:, None].to(tl.int64) * (heads + 2 * kv_heads) + head) * size + column[None, :]
     in_linear = (head - first_head) * size + column
-    low = tl.load(place, mask=live, other=0.0).to(tl.float32)
-    high = tl.load(place + HALF, mask=live, other=0.0).to(tl.float32)
+    low = tl.load(place).to(tl.float32)
+    high = tl.load(place + HALF).to(tl.float32)
     low += expanded(
-        y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, first_row,
-        in_linear, outputs, rows, 3, rank_cap, q_ptr, SPLITS, ROWS, HALF, TILE_ROWS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, row, in_linear,
+        outputs, rows, 3, rank_cap, q_ptr, SPLITS, TILE_ROWS, HALF,
     )  # fmt: skip
     high += expanded(
-        y_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, first_row,
-        in_linear + HALF, outputs, rows, 3, rank_cap, q_ptr, SPLITS, ROWS, HALF, TILE_ROWS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, row,
+        in_linear + HALF, outputs, rows, 3, rank_cap, q_ptr, SPLITS, TILE_ROWS, HALF,
     )  # fmt: skip
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     turns = head < heads + kv_heads
@@ -282,15 +258,15 @@ def _heads_kernel(
                 .to(dtype)
                 .to(tl.float32)
             )
-        angle = tl.load(position_ptr + row, mask=row < rows, other=0)[:, None].to(tl.int64) * size + column[None, :]
+        angle = tl.load(position_ptr + row)[:, None].to(tl.int64) * size + column[None, :]
         cos, sin = tl.load(cos_ptr + angle).to(tl.float32), tl.load(sin_ptr + angle).to(tl.float32)
         low, high = low * cos - high * sin, high * cos + low * sin
     if head < heads:
         out = q_ptr + (row[:, None].to(tl.int64) * heads + head) * size + column[None, :]
-        tl.store(out, low.to(dtype), mask=live)
-        tl.store(out + HALF, high.to(dtype), mask=live)
+        tl.store(out, low.to(dtype))
+        tl.store(out + HALF, high.to(dtype))
     else:
-        cache_slot = tl.load(cache_slot_ptr + row, mask=row < rows, other=-1).to(tl.int64)
+        cache_slot = tl.load(cache_slot_ptr + row).to(tl.int64)
         written = (cache_slot >= 0)[:, None]
         kv_head = head - first_head
         offset = (cache_slot[:, None] * kv_heads + kv_head) * size + column[None, :]
@@ -300,6 +276,11 @@ def _heads_kernel(
         else:
             tl.store(value_ptr + offset, low.to(dtype), mask=written)
             tl.store(value_ptr + offset + HALF, high.to(dtype), mask=written)
+
+
+def _stages(rows: int) -> int:
+    """How far ahead a program loads: what others do meanwhile hides it as well, and needs less room."""
+    return 3 if rows < _MANY_ROWS else 1
 
 
 def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) -> Tensor:
@@ -320,12 +301,10 @@ def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) ->
 def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> None:
     """out += scale * y B', in place, for a projection of one linear."""
     rows, outputs = out_NO.shape
-    tables, across = adapters.tables, triton.cdiv(outputs, 128)
-    height = adapters.rows_a_program(rows, across)
-    _add_kernel[(triton.cdiv(rows, height), across)](
+    tables = adapters.tables
+    _add_kernel[(rows // TILE, triton.cdiv(outputs, 128))](
         out_NO, y, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, linear, rows,
-        tables.rank_cap, outputs, SPLITS=len(y), ROWS=height, COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
-        num_stages=_STAGES,
+        tables.rank_cap, outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4, num_stages=_stages(rows),
     )  # fmt: skip
 
 
@@ -338,25 +317,26 @@ def add_and_norm(
     out_NH = torch.empty_like(residual_NH)
     delta_NH, y, linear = (residual_NH, residual_NH, 0) if delta is None else delta
     width_up = triton.next_power_of_2(width)
-    height = 1 if rows < _MANY_ROWS or adapters.steady else 2 if rows < 4 * _MANY_ROWS else 4
+    height = 1 if adapters.few(rows) else 2 if rows < 4 * _MANY_ROWS else 4
+    # No more of B than registers hold.
+    step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
     _norm_kernel[(rows // height,)](
         residual_NH, delta_NH, y, weight_H, out_NH, adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
         tables.linears, linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None,
-        SPLITS=1 if delta is None else len(y), WIDTH=width_up, ROWS=height, TILE_ROWS=TILE, num_warps=_NORM_WARPS,
-        num_stages=_STAGES,
+        SPLITS=1 if delta is None else len(y), WIDTH=width_up, STEP=step, ROWS=height, TILE_ROWS=TILE,
+        num_warps=4, num_stages=_stages(rows),
     )  # fmt: skip
     return out_NH
 
 
 def gate(gate_up_NI: Tensor, y: Tensor, adapters: Adapters, first_linear: int) -> Tensor:
     rows, width = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
-    tables, across = adapters.tables, triton.cdiv(width, 128)
-    height = adapters.rows_a_program(rows, across)
+    tables = adapters.tables
     out_NI = torch.empty(rows, width, dtype=gate_up_NI.dtype, device=gate_up_NI.device)
-    _gate_kernel[(triton.cdiv(rows, height), across)](
+    _gate_kernel[(rows // TILE, triton.cdiv(width, 128))](
         gate_up_NI, y, out_NI, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear,
-        rows, tables.rank_cap, width, SPLITS=len(y), ROWS=height, COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
-        num_stages=_STAGES,
+        rows, tables.rank_cap, width, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_stages(rows),
     )  # fmt: skip
     return out_NI
 
@@ -370,16 +350,15 @@ def heads(
     leaves nothing. `shape` is (H, K, D)."""
     rows = len(qkv_NO)
     query_heads, kv_heads, size = shape
-    tables, across = adapters.tables, query_heads + 2 * kv_heads
-    height = adapters.rows_a_program(rows, across)
+    tables = adapters.tables
     q_NHD = torch.empty(rows, query_heads, size, dtype=qkv_NO.dtype, device=qkv_NO.device)
     arguments: Any = (
         qkv_NO, y, qkv_NO if norm_HD is None else norm_HD, *rotary, position_N, cache_slot_N, q_NHD, *cache,
         adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear, rows, tables.rank_cap,
         query_heads, kv_heads, eps,
     )  # fmt: skip
-    _heads_kernel[(triton.cdiv(rows, height), across)](
-        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, ROWS=height, TILE_ROWS=TILE, num_warps=4,
-        num_stages=_STAGES,
+    _heads_kernel[(rows // TILE, query_heads + 2 * kv_heads)](
+        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_stages(rows),
     )  # fmt: skip
     return q_NHD

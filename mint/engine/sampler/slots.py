@@ -108,5 +108,6 @@ def _turned(ups: list[Tensor]) -> list[Tensor]:
 
 def _readable(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernels read rows of 16 aligned bytes."""
-    weight = weight.detach().to(dtype).contiguous()
+    if weight.dtype != dtype or not weight.is_contiguous():
+        weight = weight.detach().to(dtype).contiguous()
     return weight if weight.data_ptr() % 16 == 0 else weight.clone()

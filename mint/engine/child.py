@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -92,6 +93,8 @@ class Servant:
             self._failure = as_mint_error(error)
             self._send(call, "error", self._failure)
         else:
+            # What was imported and loaded stays: no full collection need look through all of it again.
+            gc.freeze()
             self._send(call, "result", None)
 
     def _call(self, backend: Backend, call: int, method: str, args: tuple[Any, ...]) -> None:

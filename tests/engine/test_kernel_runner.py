@@ -197,7 +197,9 @@ def test_prompts_read_by_a_recorded_pass_are_scored_as_by_one_that_is_not(tmp_pa
     model = load("qwen3", tmp_path, cuda(torch.float32))
     adapter = random_adapter(model, LoraConfig(rank=8, seed=1), 1)
     rng = np.random.default_rng(0)
-    rounds = [[(ask(random_tokens(rng, n), 2, 5, prompt_logprobs=True), adapter) for n in (9, 33, 70)] for _ in "abc"]
+    rounds = [
+        [(ask(random_tokens(rng, n), 2, 5, prompt_logprobs=True), adapter) for n in (9, 33, 70)] for _ in range(6)
+    ]
     sampler = Sampler(model)
     for asked in rounds:  # of one size: run as it is, then recorded, then replayed
         for one, other in zip(answers(sampler, asked), answers(Sampler(model), asked), strict=True):

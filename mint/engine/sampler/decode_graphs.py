@@ -75,7 +75,7 @@ class DecodeGraphs:
         self._vocabulary = vocabulary
         self._max_blocks = max_blocks
         self._device, self._dtype = store.keys[0].device, store.keys[0].dtype
-        self._recorder = Recorder(store)
+        self._recorder = Recorder(store, after=1)  # the next step is of the same size
         self._capacity = 0
         self._size = Size(0, 0, 0, False)
         self._places = np.zeros(0, dtype=np.int64)

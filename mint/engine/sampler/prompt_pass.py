@@ -1,7 +1,7 @@
 """Steps that read prompts, whoever decodes beside them included: one pass over packed rows.
 
-Steps are recorded (`recorder`), over buffers that stay where they are, because launching their kernels takes the host
-longer than running them the device. Only larger ones than usual are launched as they come.
+Steps of moderate size are recorded (`recorder`), over buffers that stay where they are: launching their kernels takes
+the host longer than running them the device. Larger ones are launched as they come.
 
 Shapes: N rows, T tokens, A sequences that decode, L lines of the block tables, M blocks of the longest, S tiles of
 queries.
@@ -26,8 +26,10 @@ from mint.engine.sampler.recorder import Recorder
 from mint.engine.sampler.scheduler import Work
 from mint.engine.sampler.transfer import put, to_device
 
-# Up to here launching takes as long as computing, for the smaller models at least.
-_MOST_ROWS = 16384
+# Up to here launching takes longer than computing, for the smaller models at least.
+_MOST_ROWS = 4096
+# Recording takes as long as some four launches.
+_RECORDED_AFTER = 3
 _MOST_LINES = 1024
 
 
@@ -69,7 +71,7 @@ class PromptPass:
         self._store = store
         self._max_blocks = max_blocks
         self._device = store.keys[0].device
-        self._recorder = Recorder(store)
+        self._recorder = Recorder(store, after=_RECORDED_AFTER)
         self._allocated = False
 
     def hidden(self, works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, tables: Tables) -> Tensor:

@@ -1,4 +1,4 @@
-"""Passes as recorded CUDA graphs, by size: the second time a size is met it is recorded, from then on it is replayed.
+"""Passes as recorded CUDA graphs, by size: one that was met often enough is recorded, and replayed from then on.
 
 A graph holds addresses: of the buffers it was recorded over, which must stay in place, of the adapters' tables, and of
 the keys and values. When one of the latter moves, all are void.
@@ -6,6 +6,7 @@ the keys and values. When one of the latter moves, all are void.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -20,9 +21,11 @@ _MOST = 128
 
 
 class Recorder:
-    def __init__(self, store: BlockStore) -> None:
+    def __init__(self, store: BlockStore, after: int) -> None:
+        """`after`: how often a size is run as it is before it is worth the time to record it."""
         self._store = store
-        self._met: set[Hashable] = set()
+        self._after = after
+        self._met: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._recorded_with: tuple[Tables, int] | None = None
         self._pool: Any = None
@@ -36,8 +39,8 @@ class Recorder:
     def run(self, size: Hashable, forward: Callable[[], Tensor]) -> Tensor:
         """What `forward` returns, which the next pass of any size may overwrite."""
         if size not in self._graphs:
-            if size not in self._met or self._store.keys[0].device.type != "cuda":
-                self._met.add(size)
+            self._met[size] += 1
+            if self._met[size] <= self._after or self._store.keys[0].device.type != "cuda":
                 return forward()
             self._graphs[size] = self._record(forward)
         graph, out = self._graphs[size]

@@ -1,6 +1,6 @@
 """Bad input, in quantity: every operation of the OpenAPI page, thousands of times, over a real server.
 
-    python benchmarks/fuzz.py --examples 200
+    python benchmarks/fuzz.py --examples 200 [--out benchmarks/results/fuzz.json]
 
 Starts `mint serve` on a free port and a data folder of its own. Ends with a table of the statuses that came back and
 one JSON line; any 5xx is a failure, and the smallest request that causes it is printed. `tests/server/test_openapi.py`
@@ -27,10 +27,11 @@ from tests.server.fuzzing import fuzz
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=200, help="requests an operation and kind")
-    examples = parser.parse_args().examples
+    parser.add_argument("--out", type=Path, help="also write the result here")
+    asked = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, Serving(Path(folder)) as server:
-        told = fuzz(server.url, examples, derandomize=False)
+        told = fuzz(server.url, asked.examples, derandomize=False)
         healthy = server.get("/readyz").status_code == 200
     total: Counter[int] = Counter()
     for operation, seen in sorted(told.items()):
@@ -43,6 +44,8 @@ def main() -> None:
         "ready_afterwards": healthy,
         "seconds": round(time.perf_counter() - started),
     }
+    if asked.out:
+        asked.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     if not healthy or any(status >= 500 for status in total):
         sys.exit(1)

@@ -3,8 +3,8 @@
     python benchmarks/load.py --minutes 10 [--clients 200] [--max-adapters 64] [--out benchmarks/results/load.json]
 
 Each client is a user with a session of its own: it samples from its policy, takes a training step on what it sampled,
-takes a snapshot, and begins again, without a pause. Memory is what server and engine have resident; "flat" compares its
-highest mean minute of the last half with the first minute of it, after a warm-up in which the queues and caches fill.
+takes a snapshot, and begins again, without a pause. Memory is what server and engine have resident; whether it is flat
+is told by the mean of the last quarter of the run over that of the third, when queues and caches have long been full.
 `python benchmarks/reliability_page.py` makes docs/reliability.md of the result. The last line is JSON.
 """
 

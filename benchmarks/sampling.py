@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -25,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from shapes import hardware, save_model
+from transformers import AutoModelForCausalLM
 
 from mint.engine.device import Device, choose_threads
 from mint.engine.lora import Adapter
@@ -45,36 +44,21 @@ from mint.types import (
     TensorData,
 )
 
-MODELS: dict[str, PretrainedConfig] = {
-    "4 x 256 wide": Qwen3Config(
-        vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
-    ),
-    "SmolLM2-135M shape": LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
-    ),
-    "Qwen3-0.6B shape": Qwen3Config(
-        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
-    ),
-}  # fmt: skip
-
-# (model, label, prompt lengths, samples a prompt, tokens a sample)
+# (shape, label, prompt lengths, samples a prompt, tokens a sample)
 Case = tuple[str, str, list[int], int, int]
 CASES: dict[str, list[Case]] = {
     "cpu": [
-        ("4 x 256 wide", "32 prompts x 4 x 64", [32] * 32, 4, 64),
-        ("4 x 256 wide", "32 ragged prompts x 4 x 64", [*range(16, 256, 8), 16, 256], 4, 64),
-        ("4 x 256 wide", "1 x 1 x 128", [32], 1, 128),
-        ("SmolLM2-135M shape", "4 prompts x 4 x 16", [32] * 4, 4, 16),
-        ("SmolLM2-135M shape", "8 ragged prompts x 2 x 16", [8, 16, 24, 48, 64, 96, 128, 160], 2, 16),
+        ("small", "32 prompts x 4 x 64", [32] * 32, 4, 64),
+        ("small", "32 ragged prompts x 4 x 64", [*range(16, 256, 8), 16, 256], 4, 64),
+        ("small", "1 x 1 x 128", [32], 1, 128),
+        ("smollm2-135m", "4 prompts x 4 x 16", [32] * 4, 4, 16),
+        ("smollm2-135m", "8 ragged prompts x 2 x 16", [8, 16, 24, 48, 64, 96, 128, 160], 2, 16),
     ],
     "cuda": [
-        ("Qwen3-0.6B shape", "256 x 1 x 128", [64] * 256, 1, 128),
-        ("Qwen3-0.6B shape", "32 x 8 x 128", [64] * 32, 8, 128),
-        ("Qwen3-0.6B shape", "1024 x 1 x 128", [64] * 1024, 1, 128),
-        ("Qwen3-0.6B shape", "1 x 1 x 128", [64], 1, 128),
+        ("qwen3-0.6b", "256 x 1 x 128", [64] * 256, 1, 128),
+        ("qwen3-0.6b", "32 x 8 x 128", [64] * 32, 8, 128),
+        ("qwen3-0.6b", "1024 x 1 x 128", [64] * 1024, 1, 128),
+        ("qwen3-0.6b", "1 x 1 x 128", [64], 1, 128),
     ],
 }
 
@@ -161,7 +145,7 @@ def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: i
             prompts = prompts_of(rng, lengths, vocabulary)
             took[side].append(seconds(lambda call=call, prompts=prompts: call(prompts, tokens), device))  # type: ignore[misc]
     drawn = len(lengths) * samples * tokens
-    row: dict[str, Any] = {"model": name, "case": label, "tokens": drawn}
+    row: dict[str, Any] = {"shape": name, "case": label, "tokens": drawn}
     for side, times in took.items():
         row[side] = {
             "tokens_per_second": drawn / min(times),
@@ -278,25 +262,21 @@ def main() -> None:
     cuda = args.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     device = Device(torch.device(args.device), dtype, "asked for")
-    result: dict[str, Any] = {
-        "hardware": torch.cuda.get_device_name() if cuda else f"{platform.processor() or platform.machine()}, CPU",
-        "cores": os.cpu_count(), "load_before": os.getloadavg()[0], "torch": torch.__version__, "rows": [],
-    }  # fmt: skip
+    result: dict[str, Any] = {"hardware": hardware(), "rows": []}
     last = ""
     widest = [case for case in CASES[args.device] if case[0] == CASES[args.device][0][0]][-1]
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES[args.device]:
             if case[0] != last:
                 last = case[0]
-                torch.manual_seed(0)
-                AutoModelForCausalLM.from_config(MODELS[last], dtype=dtype).save_pretrained(f"{folder}/{last}")
-                ours = Ours(f"{folder}/{last}", device)
+                path = str(save_model(last, Path(folder) / last))
+                ours = Ours(path, device)
                 threads = choose_threads(ours.model.hidden_size).count
-                peer = Peer(f"{folder}/{last}", device, threads) if args.against else None
+                peer = Peer(path, device, threads) if args.against else None
                 gc.freeze()  # as the engine's process does
             row = compare(ours, peer, case, device, args.rounds) | {"threads": None if cuda else threads}
             result["rows"].append(row)
-            line = f"{row['model']:>19} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
+            line = f"{row['shape']:>13} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
             line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
             print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peer else ""), flush=True)
             keep(result, args.out)
@@ -310,7 +290,6 @@ def main() -> None:
                     for point in sweep(ours, device, cuda):
                         result["sweep"].append(point)
                         keep(result, args.out)
-    result["load_after"] = os.getloadavg()[0]
     keep(result, args.out)
     print(json.dumps(result))
 

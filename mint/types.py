@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -236,12 +236,24 @@ class Datum:
 # Parameters
 
 
+def _real(value: object) -> float:
+    """The number that was given, NaN for what is none: text, True, or more than a float holds."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+MAX_RANK = 1024
+"""Far above what is of use; without a bound one request could ask for more memory than there is."""
+
+
 @dataclass(frozen=True)
 class LoraConfig:
     """Which linears get an adapter, and how wide it is."""
 
     rank: int = 16
-    """Width of the low-rank matrices; any rank from 1 up."""
+    """Width of the low-rank matrices, from 1 to `MAX_RANK`."""
     seed: int | None = None
     """Seed of the initial weights; None draws a fresh one."""
     train_unembed: bool = True
@@ -249,8 +261,10 @@ class LoraConfig:
     train_attn: bool = True
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise BadRequest(f"LoRA rank is {self.rank}; it must be at least 1.")
+        if not isinstance(self.rank, Integral) or isinstance(self.rank, bool) or not 1 <= self.rank <= MAX_RANK:
+            raise BadRequest(f"LoRA rank is {self.rank!r:.40}; it must be a whole number from 1 to {MAX_RANK}.")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise BadRequest(f"LoRA seed is {self.seed!r:.40}; it must fit into 64 bits, or be None for a fresh one.")
         if not (self.train_unembed or self.train_mlp or self.train_attn):
             raise BadRequest("train_mlp, train_attn and train_unembed are all False: nothing to train. Turn one on.")
 
@@ -276,10 +290,10 @@ class AdamParams:
             object.__setattr__(self, "beta2", float(betas[1]))
         for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm", "beta1", "beta2"):
             value, below = getattr(self, name), 1 if name.startswith("beta") else math.inf
-            if not isinstance(value, Real) or not 0 <= float(value) < below:
+            if not 0 <= (number := _real(value)) < below:
                 limit = " and below 1" if below == 1 else ""
-                raise BadRequest(f"AdamParams.{name} is {value!r}; it must be a finite number, at least 0{limit}.")
-            object.__setattr__(self, name, float(value))  # numpy's numbers are welcome, but do not become JSON
+                raise BadRequest(f"AdamParams.{name} is {value!r:.40}; it must be a finite number, at least 0{limit}.")
+            object.__setattr__(self, name, number)  # numpy's numbers are welcome, but do not become JSON
 
 
 @dataclass(frozen=True)
@@ -317,14 +331,14 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop if stop is None else [s if isinstance(s, str) else int(s) for s in stop])
         if self.max_tokens is not None and self.max_tokens < 1:
             raise BadRequest(f"max_tokens is {self.max_tokens}; it must be at least 1.")
-        if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise BadRequest(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")
-        if not 0 < self.top_p <= 1:
-            raise BadRequest(f"top_p is {self.top_p}; it must be in (0, 1].")
-        if self.top_k == 0 or self.top_k < -1:
-            raise BadRequest(f"top_k is {self.top_k}; it must be -1 (no limit) or at least 1.")
-        if not 0 <= self.min_p < 1:
-            raise BadRequest(f"min_p is {self.min_p}; it must be in [0, 1).")
+        if not 0 <= _real(self.temperature) < math.inf:
+            raise BadRequest(f"temperature is {self.temperature!r:.40}; it must be a number, 0 (greedy) or more.")
+        if not 0 < _real(self.top_p) <= 1:
+            raise BadRequest(f"top_p is {self.top_p!r:.40}; it must be a number in (0, 1].")
+        if self.top_k == 0 or not -1 <= self.top_k < 2**31:
+            raise BadRequest(f"top_k is {self.top_k!r:.40}; it must be -1 (no limit) or from 1 to {2**31 - 1}.")
+        if not 0 <= _real(self.min_p) < 1:
+            raise BadRequest(f"min_p is {self.min_p!r:.40}; it must be a number in [0, 1).")
 
     @property
     def stop_strings(self) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -40,10 +40,49 @@ from mint.types import (
 
 PROTOBUF = "application/x-protobuf"
 HOLD, HELD = "x-mint-hold", "x-mint-held"
-"""MinT's own headers: a sample sent with the first is answered by its result, with the request's id in the second."""
+"""MinT's own headers: a request sent with the first is answered by its result, with its id in the second. A sample's
+answer begins when the result is there; a training request's as soon as the request is safe, and its body is `LATER`."""
 JSON = "application/json"
+LATER = "application/x-mint-later"
+"""A body that comes when the result is there: its media type, a line break and the result, or nothing if it took too
+long and has to be polled for."""
+FRAMES = "application/x-mint-frames"
+"""Several bodies in one, each with its length in front of it."""
 
 T = TypeVar("T")
+
+
+def framed(bodies: Iterable[bytes]) -> bytes:
+    return b"".join(part for body in bodies for part in (len(body).to_bytes(4, "big"), body))
+
+
+class FrameReader:
+    """The bodies of a stream of frames, as they become whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        data, bodies, start = self._rest + data, [], 0
+        while len(data) - start >= 4 and len(data) >= (
+            end := start + 4 + int.from_bytes(data[start : start + 4], "big")
+        ):
+            bodies.append(data[start + 4 : end])
+            start = end
+        self._rest = data[start:]
+        return bodies
+
+    @property
+    def whole(self) -> bool:
+        return not self._rest
+
+
+def read_frames(data: bytes) -> list[bytes]:
+    reader = FrameReader()
+    bodies = reader.feed(data)
+    if not reader.whole:
+        raise BadRequest("the body's last frame ends before the length that stands in front of it.")
+    return bodies
 
 
 @dataclass(frozen=True)
@@ -311,7 +350,7 @@ def forward_backward_output_from_json(value: Mapping[str, Any]) -> ForwardBackwa
 # --------------------------------------------------------------------------------------------------------------------
 # Protobuf: values
 
-_DTYPES: dict[int, str] = {1: "float32", 2: "int64", 3: "int32"}
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype("<i4")}
 _DTYPE_NUMBERS: dict[str, int] = {"float32": 1, "int64": 2}
 _BFLOAT16 = 4
 _STOP_REASONS: tuple[StopReason, ...] = ("stop", "length")
@@ -326,11 +365,11 @@ def _array(data: bytes, dtype: int) -> np.ndarray:
         raise BadRequest(
             f"a tensor has dtype number {dtype}; expected float32 (1), int64 (2), int32 (3) or bfloat16 (4)."
         )
-    kind = np.dtype(_DTYPES[dtype]).newbyteorder("<")
+    kind = _DTYPES[dtype]
     if len(data) % kind.itemsize:
         raise BadRequest(f"a tensor of {kind.name} has {len(data)} bytes, not a multiple of {kind.itemsize}.")
     array = np.frombuffer(data, kind)
-    return array.astype(np.int64) if kind.name == "int32" else array
+    return array.astype(np.int64) if kind.itemsize == 4 and kind.kind == "i" else array
 
 
 def _tensor_to_proto(tensor: TensorData, message: Any) -> None:

@@ -183,7 +183,7 @@ def test_any_bytes_as_a_packed_body(body: bytes, encoding: str) -> None:
     st.lists(st.integers(0, 263), min_size=1, max_size=8),
     st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=8),
     st.text(max_size=10).filter(lambda text: text.isprintable()),
-    st.integers(1, 2**31),
+    st.integers(1, 2**31 - 1),
 )
 def test_what_is_written_is_read_back(tokens: list[int], numbers: list[float], model: str, seq_id: int) -> None:
     inputs = {"target_tokens": TensorData(tokens, "int64"), "weights": TensorData(numbers, "float32")}

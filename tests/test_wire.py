@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -241,3 +242,17 @@ def test_bytes_that_are_no_message_are_refused() -> None:
         wire.forward_backward_from_proto(b"\xff\xff\xff")
     with pytest.raises(mint.BadRequest, match="JSON"):
         wire.read_json(b"{")
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=6))
+def test_frames_are_read_back_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    data, reader = wire.framed(bodies), wire.FrameReader()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    read = [body for start, end in pairwise(edges) for body in reader.feed(data[start:end])]
+    assert read == bodies == wire.read_frames(data)
+    assert reader.whole
+
+
+def test_a_frame_that_ends_early_is_refused() -> None:
+    with pytest.raises(mint.BadRequest, match="last frame"):
+        wire.read_frames(wire.framed([b"one", b"two"])[:-1])

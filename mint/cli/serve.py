@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -137,14 +139,44 @@ def _check_tls(config: ServerConfig) -> None:
 def run(config: ServerConfig, runs: Path | None) -> None:
     """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
     ends when its parent, however that ends, lets go of our standard input."""
+    from mint.engine.process import make_engine
+    from mint.engine.supervised import SupervisedEngine
+
+    failed = threading.Event()
+
+    def fail(code: int) -> None:
+        typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
+        failed.set()
+
+    spill = config.data.absolute() / "spill"
+    make = partial(
+        make_engine,
+        max_adapters=config.max_adapters,
+        spill=spill,
+        lean=config.lean,
+        deterministic=config.deterministic,
+    )
+    # Before the server is imported: importing torch, which the engine's process does meanwhile, takes longest.
+    engine = SupervisedEngine(config.models or None, on_failure=fail, make=make)
+    try:
+        served = _serve(config, runs, engine, failed)
+        healthy = served and engine.usable
+    finally:
+        engine.close()
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _serve(config: ServerConfig, runs: Path | None, engine: Backend, failed: threading.Event) -> bool:
+    """Until it is told to end, or `failed` is set; whether the server ever started."""
     import signal
     import socket
 
     import uvicorn
 
-    from mint.engine.process import make_engine
-    from mint.engine.supervised import SupervisedEngine
     from mint.server.app import create_app
+    from mint.server.connections import bounded
+    from mint.server.limits import Limits
     from mint.server.watch import log_as_json
 
     log_as_json(logging.WARNING if runs is None else logging.INFO)
@@ -168,21 +200,11 @@ def run(config: ServerConfig, runs: Path | None) -> None:
                 ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
                 typer.echo(f"MINT_READY {url}" if child else ready)
 
-    def end(code: int) -> None:
-        typer.echo(f"mint serve: the engine process ended with status {code} before it was ready.", err=True)
-        server.should_exit = True
+        async def on_tick(self, counter: int) -> bool:
+            return await super().on_tick(counter) or failed.is_set()
 
     child = runs is None
     _check_places(config)
-    spill = config.data.absolute() / "spill"
-    make = partial(
-        make_engine,
-        max_adapters=config.max_adapters,
-        spill=spill,
-        lean=config.lean,
-        deterministic=config.deterministic,
-    )
-    engine = SupervisedEngine(config.models or None, on_failure=end, make=make)
     app = create_app(config, engine)
     if runs is not None:
         _show(app, runs)
@@ -190,6 +212,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         app,
         config.host,
         config.port,
+        http=bounded(Limits(connections=min(Limits.connections, _most_files() // 2))),
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         access_log=False,
@@ -198,17 +221,11 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Serving(settings)
-    _allow_many_connections()
-    try:
-        _load(engine, config.models)
-        if child:
-            _end_with_parent(server)
-        server.run()
-        healthy = engine.usable and server.started
-    finally:
-        engine.close()
-    if not healthy:
-        raise typer.Exit(1)
+    _load(engine, config.models)
+    if child:
+        _end_with_parent(server)
+    server.run()
+    return server.started
 
 
 def _show(app: FastAPI, runs: Path) -> None:
@@ -225,7 +242,7 @@ def _show(app: FastAPI, runs: Path) -> None:
 
 
 def _check_places(config: ServerConfig) -> None:
-    """Before the engine starts, which takes a while."""
+    """Where a fault can be told in a sentence."""
     from mint.server.state import open_store
 
     try:
@@ -263,17 +280,18 @@ def _check_port(config: ServerConfig) -> None:
             ) from error
 
 
-def _allow_many_connections() -> None:
-    """A busy client opens hundreds; the usual limit of files is 1024."""
+def _most_files() -> int:
+    """How many files and connections this process may have open, which is made as many as it can be: a busy client
+    opens hundreds, and the usual limit is 1024."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def _end_with_parent(server: uvicorn.Server) -> None:
     import os
-    import threading
 
     def watch() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends before this thread

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from mint.client.auth import TokenExchange
+from mint.client.batches import Batches
 from mint.client.transport import Transport
 from mint.config import ClientConfig
 from mint.local import local_server
@@ -33,6 +34,8 @@ class Settings:
     """Samples of one client in flight."""
     sample_join_sampling_session: bool = False
     """Copies of a sampling client ask the server for their number."""
+    sample_batches: bool = False
+    """Takes many samples in one request. MinT's own."""
 
 
 class Connection:
@@ -41,6 +44,8 @@ class Connection:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self.settings = Settings()
+        self.batches: Batches | None = None
+        """The way for many samples at once, once the server has said that there is one."""
         self._transport: Transport | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -76,6 +81,8 @@ class Connection:
             transport = Transport(self.config.base_url, self.config.api_key)
         answer = await transport.post("client/config", {"sdk_version": DIALECT})
         self.settings = from_json(Settings, answer)
+        if self.settings.sample_batches:
+            self.batches = Batches(transport)
         if self.settings.pjwt_auth_enabled:
             transport.exchange = TokenExchange()
         return transport

@@ -1,20 +1,22 @@
-"""Fetching the result of a request the server has accepted: long polls until it is there."""
+"""Results that take their time: they come as the rest of the server's answer where it can, by long polls elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import httpx
-
+from mint.client.http import Listener, Response
 from mint.client.transport import Transport
 from mint.errors import Internal, RequestFailed, RequestRejected
 from mint.types import ForwardBackwardOutput, SampleResponse
 from mint.wire import (
+    HELD,
+    HOLD,
     JSON,
+    LATER,
     PROTOBUF,
     forward_backward_output_from_json,
     forward_backward_output_from_proto,
@@ -35,7 +37,51 @@ class ResultLost(Internal):
     """The server no longer has the result; a sample may be asked for again."""
 
 
-async def retrieve(transport: Transport, request_id: str, kind: str, read: Callable[[httpx.Response], T]) -> T:
+async def submit(
+    transport: Transport, path: str, body: bytes, headers: Mapping[str, str], kind: str, read: Callable[[Response], T]
+) -> asyncio.Task[T]:
+    """Returns when the server has accepted the request; the task ends with its result. `kind` and `read` as in
+    `retrieve`."""
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[None] = loop.create_future()
+
+    def accept() -> None:
+        if not accepted.done():
+            accepted.set_result(None)
+
+    async def work() -> T:
+        answer = await _post(transport, path, body, headers, accept)
+        accept()
+        if answer.headers.get("content-type") != LATER:
+            return await retrieve(transport, answer.json()["request_id"], kind, read)
+        media, _, content = answer.content.partition(b"\n")
+        if not media:
+            return await retrieve(transport, answer.headers[HELD], kind, read)
+        result = Response(200, {"content-type": media.decode()}, content)
+        finished(result)
+        return read(result)
+
+    task = loop.create_task(work())
+    either: list[asyncio.Future[Any]] = [accepted, task]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if not accepted.done():
+        task.result()  # raises why it was refused
+    return task
+
+
+async def _post(
+    transport: Transport, path: str, body: bytes, headers: Mapping[str, str], accept: Callable[[], None]
+) -> Response:
+    """Asks for the result as the rest of the answer, where a connection may be spared for the wait."""
+    if transport.may_hold:
+        named = {**headers, HOLD: "1", "Accept": f"{PROTOBUF}, {JSON}"}
+        answer = await transport.send("POST", path, content=body, headers=named, held=True, listener=Listener(accept))
+        if answer.status_code != 408:
+            return answer
+    return await transport.send("POST", path, content=body, headers=headers)
+
+
+async def retrieve(transport: Transport, request_id: str, kind: str, read: Callable[[Response], T]) -> T:
     """Polls until the request is done. `kind` is its name in the protocol's headers, `read` decodes the result."""
     pause = 0.0
     iteration = 0
@@ -61,7 +107,7 @@ async def retrieve(transport: Transport, request_id: str, kind: str, read: Calla
         await asyncio.sleep(pause)
 
 
-def finished(response: httpx.Response) -> bool:
+def finished(response: Response) -> bool:
     """False for "try again"; raises what the server reports as a failure."""
     if not response.headers.get("content-type", "").startswith(JSON):
         return True
@@ -76,7 +122,7 @@ def finished(response: httpx.Response) -> bool:
     return body.get("type") != "try_again"
 
 
-def _notice_queue(response: httpx.Response) -> None:
+def _notice_queue(response: Response) -> None:
     """Tells the user, once a minute at most, that the server has paused the request."""
     global _last_notice
     try:
@@ -93,25 +139,25 @@ def _notice_queue(response: httpx.Response) -> None:
 # Readers of results
 
 
-def json_as(cls: type[T]) -> Callable[[httpx.Response], T]:
+def json_as(cls: type[T]) -> Callable[[Response], T]:
     return lambda response: from_json(cls, response.json())
 
 
-def json_field(name: str) -> Callable[[httpx.Response], Any]:
+def json_field(name: str) -> Callable[[Response], Any]:
     return lambda response: response.json()[name]
 
 
-def read_forward_backward(response: httpx.Response) -> ForwardBackwardOutput:
+def read_forward_backward(response: Response) -> ForwardBackwardOutput:
     if _is_protobuf(response):
         return forward_backward_output_from_proto(response.content)
     return forward_backward_output_from_json(response.json())
 
 
-def read_sample(response: httpx.Response) -> SampleResponse:
+def read_sample(response: Response) -> SampleResponse:
     if _is_protobuf(response):
         return sample_response_from_proto(response.content)
     return sample_response_from_json(response.json())
 
 
-def _is_protobuf(response: httpx.Response) -> bool:
+def _is_protobuf(response: Response) -> bool:
     return response.headers.get("content-type", "").startswith(PROTOBUF)

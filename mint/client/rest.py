@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 from mint.client.connection import Connection
 from mint.client.futures import APIFuture, start
@@ -210,7 +210,7 @@ class RestClient:
             raise Internal(f"asked for an archive link, the server answered {response.status_code} without one.")
         expires = response.headers.get("expires")
         return CheckpointArchiveUrlResponse(
-            url=str(response.url.join(response.headers["location"])),
+            url=urljoin(f"{transport.base_url}/api/v1/{address}/archive", response.headers["location"]),
             expires=parsedate_to_datetime(expires) if expires else datetime.now(UTC) + timedelta(minutes=15),
         )
 

@@ -12,11 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
-
 from mint.checks import check_sample
 from mint.client.connection import Connection, shared_connection
 from mint.client.futures import APIFuture, start
+from mint.client.http import Response
 from mint.client.polling import ResultLost, finished, read_sample, retrieve
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
@@ -168,8 +167,10 @@ class SamplingClient:
         Any other server, or ours when it takes long, answers with an id by which the result is fetched."""
         content = json.dumps(body).encode()
         if transport.may_hold:
+            batches = self._connection.batches
             try:
-                answer = await _post(transport, content, hold=True)
+                answer = batches and await batches.ask(content)
+                answer = answer or await _post(transport, content, hold=True)
             except asyncio.CancelledError:
                 start(_give_up_unnamed(transport, content))
                 raise
@@ -178,7 +179,7 @@ class SamplingClient:
                 response = read_sample(answer)
                 return _named(response, [f"{held}:{n}" for n in range(len(response.sequences))])
         else:
-            answer = httpx.Response(408)
+            answer = Response(408, {}, b"")
         if answer.status_code == 408:
             answer = await _post(transport, content)
         envelope = answer.json()
@@ -229,7 +230,7 @@ def _reopen(base_url: str | None, api_key: str | None, sampling_session_id: str)
     return SamplingClient(shared_connection(ClientConfig(base_url, api_key)), sampling_session_id)
 
 
-async def _post(transport: Transport, content: bytes, hold: bool = False) -> httpx.Response:
+async def _post(transport: Transport, content: bytes, hold: bool = False) -> Response:
     headers = {"X-Tinker-Sampling-Backpressure": "1"}
     if hold:
         headers |= {HOLD: "1", "Accept": f"{PROTOBUF}, {JSON}"}

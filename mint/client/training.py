@@ -12,13 +12,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import httpx
-
 from mint.checks import LOSS_FNS, check_data
 from mint.client import custom_loss
 from mint.client.chunks import combine, split
 from mint.client.futures import APIFuture, start
-from mint.client.polling import json_as, read_forward_backward, retrieve
+from mint.client.http import Response
+from mint.client.polling import json_as, read_forward_backward, submit
 from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
@@ -240,25 +239,29 @@ class TrainingClient:
         if self._session.connection.settings.proto_compress_fwdbwd:
             headers["Content-Encoding"] = "zstd"
             bodies = [_compressed(body) for body in bodies]
-        async with self._turn:
-            envelopes = [
-                (await transport.send("POST", "forward_backward", content=body, headers=headers)).json()
-                for body in bodies
-            ]
         kind = "Forward" if forward_only else "ForwardBackward"
-        results = (retrieve(transport, e["request_id"], kind, read_forward_backward) for e in envelopes)
-        return combine(await asyncio.gather(*results))
+        results: list[asyncio.Task[ForwardBackwardOutput]] = []
+        try:
+            async with self._turn:
+                for body in bodies:
+                    results.append(
+                        await submit(transport, "forward_backward", body, headers, kind, read_forward_backward)
+                    )
+            return combine(await asyncio.gather(*results))
+        finally:
+            for result in results:
+                result.cancel()  # where one failed nobody asks for the others
 
-    def _call(self, path: str, body: dict[str, Any], kind: str, read: Callable[[httpx.Response], T]) -> APIFuture[T]:
+    def _call(self, path: str, body: dict[str, Any], kind: str, read: Callable[[Response], T]) -> APIFuture[T]:
         with self._lock:
             numbered = {"model_id": self.model_id, "seq_id": self._reserve(1)} | body
             return start(self._send(path, json.dumps(numbered).encode(), kind, read))
 
-    async def _send(self, path: str, body: bytes, kind: str, read: Callable[[httpx.Response], T]) -> T:
+    async def _send(self, path: str, body: bytes, kind: str, read: Callable[[Response], T]) -> T:
         transport, _ = await self._session.open()
         async with self._turn:
-            envelope = (await transport.send("POST", path, content=body)).json()
-        return await retrieve(transport, envelope["request_id"], kind, read)
+            result = await submit(transport, path, body, {}, kind, read)
+        return await result
 
     def _reserve(self, count: int) -> int:
         """The first of `count` consecutive sequence ids; they start at 1, creation being 0."""

@@ -16,10 +16,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from mint.client.auth import TokenExchange
 from mint.client.futures import LOOP_THREAD
+from mint.client.http import (
+    ANSWER_WITHIN,
+    Lanes,
+    Listener,
+    NotConnected,
+    Response,
+    Silent,
+    Unreachable,
+    connector,
+    target,
+)
 from mint.errors import (
     BadRequest,
     Busy,
@@ -44,9 +53,6 @@ FAULT_RETRIES = 3
 POSTS, POLLS = 32, 256
 """Connections for requests that are answered at once, and for those the server holds open until it has a result.
 Both stay well below the 1024 open files that many systems allow a process."""
-KEEP_IDLE = 4.0
-"""Seconds an unused connection is kept: less than the 5 after which common servers close it from their side."""
-
 _BY_STATUS: dict[int, type[MintError]] = {
     401: Unauthorized,
     402: Forbidden,
@@ -60,7 +66,6 @@ _HOW_TO_TRUST = (
     " The server's certificate is not trusted here: set SSL_CERT_FILE to the certificate (PEM) of the authority that "
     "signed it."
 )
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 logger = logging.getLogger("mint")
 # httpx logs every request at INFO, where scripts keep their own progress; only those of our own thread are dropped.
@@ -87,43 +92,6 @@ class Backoff:
         return True
 
 
-class Lanes:
-    """Up to `size` connections, each used by one request at a time, the last one used first.
-
-    One `httpx.AsyncClient` a connection, because httpx's own pool looks at all of its connections for every request,
-    several times: with 256 of them that was most of the time spent on a sample.
-    """
-
-    def __init__(self, size: int, **options: Any) -> None:
-        self._size, self._used = size, 0
-        self._slots = asyncio.Semaphore(size)
-        self._options = options
-        self._idle: list[httpx.AsyncClient] = []
-        self._all: list[httpx.AsyncClient] = []
-
-    async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async with self._slots:
-            client = self._idle.pop() if self._idle else self._open()
-            self._used += 1
-            try:
-                return await client.request(method, path, **options)
-            finally:
-                self._used -= 1
-                self._idle.append(client)
-
-    def _open(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_IDLE)
-        self._all.append(httpx.AsyncClient(limits=limits, **self._options))
-        return self._all[-1]
-
-    @property
-    def free(self) -> int:
-        return self._size - self._used
-
-    async def close(self) -> None:
-        await asyncio.gather(*(client.aclose() for client in self._all))
-
-
 class Transport:
     """Sends requests to the server at `base_url`; lives on the background loop."""
 
@@ -138,15 +106,10 @@ class Transport:
         scheme = urlsplit(self.base_url)
         if scheme.scheme not in ("http", "https") or not scheme.hostname:
             raise BadRequest(f"base_url is {base_url!r}; expected an address such as http://127.0.0.1:8000.")
-        options: dict[str, Any] = {
-            "base_url": f"{self.base_url}/api/v1/",
-            "headers": {"User-Agent": f"mint/{__version__}"},
-            "timeout": httpx.Timeout(60.0, connect=5.0),
-            "verify": httpx.create_ssl_context() if scheme.scheme == "https" else False,
-            # A proxy meant for the outside world must not stand between this machine and itself.
-            "trust_env": scheme.hostname not in _LOOPBACK,
-        }
-        self._posts, self._polls = Lanes(POSTS, **options), Lanes(POLLS, **options)
+        self._prefix = f"{scheme.path}/api/v1/"
+        self._agent = {"User-Agent": f"mint/{__version__}"}
+        connect = connector(self.base_url)
+        self._posts, self._polls = Lanes(POSTS, connect), Lanes(POLLS, connect)
 
     async def close(self) -> None:
         await asyncio.gather(self._posts.close(), self._polls.close())
@@ -164,7 +127,7 @@ class Transport:
     async def get(self, path: str, **options: Any) -> Any:
         return (await self.send("GET", path, **options)).json()
 
-    async def poll(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+    async def poll(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         """One long poll: 2xx, 408 or 410, or the error of anything else. No answer in time counts as 408."""
         content = json.dumps(body).encode()
         return await self.send("POST", path, content=content, headers=headers, expected=(408, 410), held=True)
@@ -182,29 +145,33 @@ class Transport:
         held: bool = False,
         patience: float = PATIENCE,
         patience_when_full: float = PATIENCE,
-    ) -> httpx.Response:
+        listener: Listener | None = None,
+    ) -> Response:
         """The response if it is 2xx or `expected`; otherwise tries again while that may help, then raises.
 
-        `held`: the server may keep the request open. `patience_when_full` is for 429, `patience` for all other faults.
+        `held`: the server may keep the request open; the `listener` hears of an answer when it begins, which may be
+        long before it ends, and again if it has to be asked for again. `patience_when_full` is for 429, `patience` for
+        all other faults.
         """
         lanes = self._polls if held else self._posts
-        limit: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        named = {"X-Idempotency-Key": uuid.uuid4().hex, "Content-Type": JSON} | dict(headers or {})
+        limit = ANSWER_WITHIN if timeout is None else timeout
+        address = target(self._prefix + path, params)
+        named = self._agent | {"X-Idempotency-Key": uuid.uuid4().hex, "Content-Type": JSON} | dict(headers or {})
         backoff, backoff_when_full = self._backoff(patience), self._backoff(patience_when_full)
         renewed = False
         while True:
             cause: Exception | None = None
             try:
                 await self._authorize(named)
-                response = await lanes.request(
-                    method, path, content=content, headers=named, params=params, timeout=limit
-                )
-            except httpx.TimeoutException as error:
-                if held and not isinstance(error, httpx.ConnectTimeout):
-                    return httpx.Response(408)
+                response = await lanes.request(method, address, content, named, limit, listener)
+            except Silent as error:
+                if held:
+                    return Response(408, {}, b"")
                 cause = error
-                failure: MintError = TimedOut(f"{self.base_url} did not answer {path} in time.")
-            except httpx.TransportError as error:
+                failure: MintError = self._timed_out(path)
+            except NotConnected as error:
+                cause, failure = error, self._timed_out(path)
+            except Unreachable as error:
                 cause, failure = error, self._unreachable(error)
             else:
                 self._met = True
@@ -253,20 +220,24 @@ class Transport:
             logger.warning("%s", text)
 
     async def _fetch_token(self) -> str:
-        response = await self._posts.request("POST", "auth/token", json={}, headers={"X-API-Key": self.api_key or ""})
+        headers = self._agent | {"X-API-Key": self.api_key or "", "Content-Type": JSON}
+        response = await self._posts.request("POST", f"{self._prefix}auth/token", b"{}", headers)
         if not response.is_success:
             raise error_of(response)
         return str(response.json()["jwt"])
 
-    def _unreachable(self, error: Exception) -> ConnectionFailed:
+    def _timed_out(self, path: str) -> TimedOut:
+        return TimedOut(f"{self.base_url} did not answer {path} in time.")
+
+    def _unreachable(self, error: Unreachable) -> ConnectionFailed:
         return ConnectionFailed(
-            f"no connection to {self.base_url} ({type(error).__name__}: {error}). Is the server running, the "
+            f"no connection to {self.base_url} ({error}). Is the server running, the "
             "address right? `mint serve` starts one; MINT_BASE_URL or base_url= says where it is; without either, a "
             "local one is started." + (_HOW_TO_TRUST if "CERTIFICATE_VERIFY_FAILED" in str(error) else "")
         )
 
 
-def error_of(response: httpx.Response) -> MintError:
+def error_of(response: Response) -> MintError:
     """The error a status stands for, with the server's own words."""
     status = response.status_code
     try:
@@ -287,12 +258,12 @@ def _may_pass(status: int, attempts: int) -> bool:
     return status == 408 or status > 500
 
 
-def _is_rate(response: httpx.Response) -> bool:
+def _is_rate(response: Response) -> bool:
     """Whether it was a limit on what may be sent a minute, or at once, that the request ran into."""
     return response.headers.get("x-mint-limit") in ("requests_per_minute", "tokens_per_minute", "concurrent")
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _retry_after(response: Response) -> float:
     """Seconds the server asks us to wait, at most a minute."""
     for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:

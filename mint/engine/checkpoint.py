@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mint.engine.folders import recover, replacing, sha256
 from mint.engine.lora import Adapter, LoraLinear, Pair, group_of
 from mint.engine.optimizer import AdamW
 from mint.engine.peft_format import check_config, config_of, one_rank, pairs, peft_config, peft_tensors
+from mint.engine.tensor_files import read_tensors, write_tensors
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
 
@@ -189,12 +189,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
-
-
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        return read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise BadRequest(f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({error}).") from error

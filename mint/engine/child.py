@@ -29,6 +29,8 @@ Message = tuple[int, str, tuple[Any, ...]]
 def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     _die_with_parent()
+    # transformers imports it where it is installed, which takes half a second, for things that are not done here.
+    sys.modules.setdefault("accelerate", None)  # type: ignore[arg-type]
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s engine %(levelname)s %(message)s")
     pipe = Connection(fd)
     inbox: SimpleQueue[Message] = SimpleQueue()

@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.engine import checkpoint
-from mint.engine.device import Device
+from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
+from mint.engine.passes import Passes
 from mint.engine.residence import Pin, Residence, Room
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
@@ -65,6 +66,7 @@ class Engine:
         self._tenants: dict[str, Tenant] = {}
         self._policies: dict[str, Policy] = {}
         self._tokens_trained = 0
+        self._passes = Passes(self._are_narrow)
         self._worker = Worker(lambda: [runtime.sampler for runtime in self._runtimes.values()])
         self._room = room
         self._residence = Residence(self._worker.call_soon, spill)
@@ -109,9 +111,9 @@ class Engine:
         return self._train(adapter, partial(self._pass, data, loss_fn, config, True))
 
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
-        def work(tenant: Tenant) -> dict[str, float]:
-            tenant.runtime.model.use_threads()
-            return tenant.optimizer.step(params) | tenant.history.figures
+        def work(tenant: Tenant) -> Steps:
+            figures = yield from self._passes.call(partial(_update, tenant, params))
+            return figures | tenant.history.figures
 
         return self._train(adapter, work)
 
@@ -194,6 +196,7 @@ class Engine:
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
+        self._passes.close()
         self._writer.shutdown()
         self._residence.close()
 
@@ -222,6 +225,12 @@ class Engine:
         room = self._room
         self._residence.room = room if isinstance(room, Room) else Room.measured(runtime.model.device, room)
 
+    def _are_narrow(self) -> bool:
+        """Whether every model computes in one thread of a CPU: then several can at once. One that takes all cores
+        would wait for the slowest of them at every step."""
+        models = [runtime.model for runtime in self._runtimes.values()]
+        return all(m.device.type == "cpu" and choose_threads(m.hidden_size).count == 1 for m in models)
+
     def _train(self, name: str, work: Callable[[Tenant], Any], quick: bool = False) -> Future[Any]:
         """Work on an adapter in training, which is on the device meanwhile."""
 
@@ -248,7 +257,8 @@ class Engine:
     def _pass(
         self, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str], backward: bool, tenant: Tenant
     ) -> Steps:
-        output = yield from tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
+        steps = tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
+        output = yield from self._passes.run(steps)
         self._tokens_trained += sum(datum.model_input.length for datum in data) if backward else 0
         return output
 
@@ -377,6 +387,11 @@ class Engine:
             "policy_logprob_gap_max": max((r.verifier.largest_gap for r in self._runtimes.values()), default=0.0),
             **self._residence.figures(),
         }
+
+
+def _update(tenant: Tenant, params: AdamParams) -> dict[str, float]:
+    tenant.runtime.model.use_threads()
+    return tenant.optimizer.step(params)
 
 
 def _after(first: Future[Future[T]]) -> Future[T]:

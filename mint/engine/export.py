@@ -30,6 +30,7 @@ from mint.engine.folders import replacing
 from mint.engine.hub import find_folder
 from mint.engine.lora import UNEMBEDDING, merged
 from mint.engine.peft_format import peft_config, peft_tensors
+from mint.engine.tensor_files import write_tensors
 from mint.errors import BadRequest, Internal
 
 FORMATS = ("peft", "merged", "gguf-ready")
@@ -97,7 +98,7 @@ def export(
 
 def _write_peft(saved: Checkpoint, base_model: str, linears: Sequence[str], folder: Path) -> None:
     tensors = peft_tensors(saved.weights)
-    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, tensors, {"format": "pt"})
+    write_tensors(folder / checkpoint.WEIGHTS, tensors, {"format": "pt"})
     _write_json(folder / checkpoint.PEFT_CONFIG, peft_config(base_model, saved, linears))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,8 +138,8 @@ def merged(weight: Tensor, scale: float, pair: Pair) -> Tensor:
     return weight.float() + scale * (up @ down)
 
 
-class CurrentRows:
-    """The rows of the pass under way: one object a base model, which all its linears read."""
+class CurrentRows(threading.local):
+    """The rows of the pass under way in this thread: one object a base model, which all its linears read."""
 
     def __init__(self, row_multiple: int = 1) -> None:
         self.row_multiple = row_multiple

@@ -27,6 +27,7 @@ from mint.engine.faults import as_mint_error
 from mint.engine.lanes import Steps
 from mint.engine.memory import free_memory
 from mint.engine.spill import Spill, SpilledFile, placeholder
+from mint.machine import give_back_memory
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ TURN_SECONDS = 1.0
 samples of one policy would be loaded for one by one; more, and the others wait longer."""
 FULL_DISK_SECONDS = 30.0
 """So long after a write failed the limits are exceeded rather than anybody kept waiting."""
+GIVE_BACK_SECONDS = 10.0
+"""So often memory that adapters have left is returned to the system, which takes milliseconds."""
 
 
 class Tier(Enum):
@@ -138,6 +141,7 @@ class Residence:
         self._holdings: set[Holding] = set()
         self._line: deque[Holding] = deque()
         self._failed = -FULL_DISK_SECONDS
+        self._gave_back = time.monotonic()
         self.evictions = self.returns = 0
 
     # For those who use adapters -------------------------------------------------------------------------------------
@@ -367,6 +371,9 @@ class Residence:
             owner.leave_device()
         owner.put([placeholder(tensor) for tensor in owner.tensors()])
         holding.tier = Tier.DISK
+        if time.monotonic() - self._gave_back > GIVE_BACK_SECONDS:
+            self._gave_back = time.monotonic()
+            self._threads.submit(give_back_memory)
 
     # Coming back ----------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mint.engine.folders import sha256
+from mint.engine.tensor_files import read_tensors, write_tensors
 from mint.errors import Lost
 
 _LOCK = "lock"
@@ -41,7 +41,7 @@ class SpilledFile:
         try:
             if sha256(self.path) != self.digest:
                 raise Lost(f"{self.path} is damaged: it does not match its SHA-256. The adapter is made anew.")
-            tensors = load_file(self.path)
+            tensors = read_tensors(self.path)
         except (OSError, SafetensorError) as error:
             raise Lost(f"{self.path} cannot be read ({error}). The adapter is made anew.") from error
         return [tensors[_name(n)] for n in range(self.count)]
@@ -68,7 +68,7 @@ class Spill:
         """From any thread. Fails with OSError when there is no room."""
         path = self.folder / f"{next(self._numbers):06d}.safetensors"
         try:
-            save_file({_name(n): tensor.detach().cpu().contiguous() for n, tensor in enumerate(tensors)}, path)
+            write_tensors(path, {_name(n): tensor for n, tensor in enumerate(tensors)})
             return SpilledFile(path, sha256(path), len(tensors))
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The engine's one thread that computes, its inbox, and how it divides its time.
+"""The engine's thread that samples and decides, its inbox, and how it divides its time.
 
 When training and sampling both have work, each gets half of the time: after a piece of training the samplers step for
 as long as it took. Quick tasks (a snapshot, a sample to start) never wait for either.

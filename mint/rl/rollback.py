@@ -7,6 +7,7 @@ every rollback: the same steps at the same rate would break down the same way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ MOST_ROLLBACKS = 3
 JUDGED_STEPS = 3
 """A checkpoint is as good as the rewards of the step its policy sampled and of those just before."""
 REWARD = "env/all/reward/total"
+
+logger = logging.getLogger(__name__)
 
 
 class BrokeDown(Exception):
@@ -39,7 +42,12 @@ def breakdown(run_dir: RunDir, findings: Sequence[Finding]) -> BrokeDown | None:
     """Whether to go back now, and where to: the checkpoint at which the reward was best, if it was better then than it
     is now."""
     grave = next((f for f in findings if f.kind in BREAKDOWN and f.severity == "alarm"), None)
-    if grave is None or rollbacks(run_dir) >= MOST_ROLLBACKS:
+    if grave is None:
+        return None
+    if rollbacks(run_dir) >= MOST_ROLLBACKS:
+        logger.warning(
+            "%s, but the run has gone back %d times already: it goes on as it is.", grave.kind, MOST_ROLLBACKS
+        )
         return None
     rewards = {line["step"]: line[REWARD] for line in run_dir.metrics() if REWARD in line}
 
@@ -49,6 +57,7 @@ def breakdown(run_dir: RunDir, findings: Sequence[Finding]) -> BrokeDown | None:
 
     best = max(run_dir.checkpoints(), key=lambda record: (at(record.batch), record.batch), default=None)
     if best is None or at(best.batch) <= at(max(rewards)):
+        logger.warning("%s, but no checkpoint was better than the run is now: it goes on as it is.", grave.kind)
         return None
     return BrokeDown(grave, best)
 

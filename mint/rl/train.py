@@ -173,6 +173,8 @@ class _Loop:
     async def run(self, first_step: int, stop: StopRequest) -> None:
         policy = await self.client.save_weights_and_get_sampling_client_async()
         self.sampler.advance(first_step, policy)
+        if self.config.rollback and not self.run_dir.checkpoints():
+            await self.checkpoints.save(0, self.sampler)  # a run may break down before its first checkpoint
         for number in range(first_step, self.num_steps):
             await self._stop_at_budget(number)
             evaluation = asyncio.create_task(self._evaluate_if_due(number, policy))

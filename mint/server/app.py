@@ -18,11 +18,14 @@ from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.errors import Busy, MintError
 from mint.server.bodies import BodyLimit
+from mint.server.gate import Gate
 from mint.server.limits import Limits
 from mint.server.metrics import Traffic
 from mint.server.quotas import Limited
 from mint.server.room import is_full, when_there_is_room
-from mint.server.routes import futures, health, mint_extras, openai, rest, sampling, service, training
+from mint.server.routes import futures, health, mint_extras, openai, rest, sample_batches, sampling, service, training
+from mint.server.shortcuts import Shortcuts
+from mint.server.shutout import keep_out
 from mint.server.state import Server
 from mint.server.watch import Watch
 from mint.version import __version__
@@ -38,15 +41,18 @@ def create_app(config: ServerConfig, backend: Backend, limits: Limits | None = N
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         server = app.state.server = when_there_is_room(lambda: Server(config, backend, limits, traffic))
         await server.start()
-        house = asyncio.create_task(server.keep_house())
+        chores = [asyncio.create_task(chore) for chore in (server.keep_house(), keep_out(server))]
         yield
-        house.cancel()
+        for chore in chores:
+            chore.cancel()
         server.close()
 
     app = FastAPI(title="MinT", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Shortcuts, answer_error=answer_error)
+    app.add_middleware(Gate, answer=answer_error)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Watch, traffic=traffic)  # the last one added is the outermost
-    for routes in (service, futures, training, sampling, rest, mint_extras, health):
+    for routes in (service, futures, training, sampling, sample_batches, rest, mint_extras, health):
         app.include_router(routes.router, prefix="/api/v1")
     app.include_router(health.root)
     app.include_router(openai.router, prefix="/v1")

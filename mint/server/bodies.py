@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 import zlib
 
 import zstandard
@@ -51,15 +52,19 @@ class BodyLimit:
         if declared.isdigit() and int(declared) > limit:  # what is no number, the protocol layer has refused
             refusal = JSONResponse({"detail": _too_large(limit)}, 413, headers={"connection": "close"})
             return await refusal(scope, receive, send)
-        received, whole = 0, False
+        received, whole, began = 0, False, time.monotonic()
 
         async def counted() -> Message:
             nonlocal received, whole
+            seconds = self._limits.body_seconds
+            left = began + seconds + received / self._limits.body_rate - time.monotonic()
             try:  # after the body there is only the end of the connection to wait for, which may take its time
-                message = await asyncio.wait_for(receive(), None if whole else self._limits.body_seconds)
+                message = await asyncio.wait_for(receive(), None if whole else min(seconds, left))
             except TimeoutError:
-                seconds = self._limits.body_seconds
-                raise TooSlow(f"no more of the body came for {seconds:g} s; send the request again.") from None
+                raise TooSlow(
+                    f"no more of the body came for {seconds:g} s, or less than {self._limits.body_rate} bytes a second "
+                    f"({received} in all); send the request again."
+                ) from None
             whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > limit:

@@ -8,6 +8,7 @@ further samples and gradients; the run at hand is saved first, and may still tak
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Budget:
     @classmethod
     def of_run(cls, user_metadata: Mapping[str, str]) -> Budget:
         tokens = _number(user_metadata, "budget_tokens")
-        return cls(None if tokens is None else int(tokens), _number(user_metadata, "budget_seconds"))
+        return cls(None if tokens is None else math.ceil(tokens), _number(user_metadata, "budget_seconds"))
 
     @classmethod
     def of_key(cls, quota: Quota) -> Budget:
@@ -101,6 +102,6 @@ def _number(user_metadata: Mapping[str, str], name: str) -> float | None:
         number = float(user_metadata[name].strip("'\""))
     except ValueError:
         number = 0.0
-    if not number > 0:
-        raise BadRequest(f"user_metadata has {name} {user_metadata[name]!r}; a budget is a number above 0.")
+    if not 0 < number < math.inf:
+        raise BadRequest(f"user_metadata has {name} {user_metadata[name]!r}; a budget is a finite number above 0.")
     return number

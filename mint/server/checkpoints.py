@@ -96,7 +96,12 @@ class Checkpoints:
             else:
                 self._keeping.submit(keep)
 
+        def give_up(_: Future[int]) -> None:
+            if kept.cancelled():
+                written.cancel()
+
         written.add_done_callback(go_on)
+        kept.add_done_callback(give_up)
         return kept
 
     def discard(self, folder: str) -> None:

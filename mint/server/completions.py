@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from mint.errors import Unauthorized
 from mint.server.samplers import Policy, Samplers
 from mint.types import SampledSequence, SampleRequest, SampleResponse
 
@@ -54,7 +55,13 @@ class Run:
             first += request.num_samples
 
     async def results(self) -> list[SampleResponse]:
-        return list(await asyncio.gather(*self._work))
+        try:
+            return list(await asyncio.gather(*self._work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unauthorized("the key was revoked or has expired while this was sampled; it was stopped.") from None
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Tokens as they are drawn; every token of every choice comes once."""

@@ -244,6 +244,14 @@ class Futures:
         for group in [g for g in self._logs if g[0].partition(":sample:")[0] in ended]:
             del self._logs[group]
 
+    def owners(self) -> set[str]:
+        """Those who are owed something."""
+        return {promise.owner for promise in self._by_id.values() if not promise.settled.done()}
+
+    def cancel_of(self, owner: str) -> None:
+        for promise in [p for p in self._by_id.values() if p.owner == owner]:
+            promise.cancel()
+
     def __len__(self) -> int:
         return len(self._by_id)
 

@@ -55,8 +55,16 @@ class Limits:
     """With less than this the server says that it is not ready."""
     datums: int = 16_384
     """In one request."""
+    connections: int = 10_000
+    """At once, or half as many as the system lets the process open files, if that is less."""
+    header_seconds: float = 20.0
+    """How long the headers of a request may take to arrive."""
     body_seconds: float = 60.0
-    """How long the next piece of a body may take to arrive."""
+    """How long the next piece of a body may take to arrive, and the whole of it beyond what `body_rate` allows."""
+    body_rate: int = 16 << 10
+    """Bytes of a body a second below which a client is too slow."""
+    send_seconds: float = 60.0
+    """How long a client may take to read what it is sent, 64 KiB at a time."""
     sweep_seconds: float = 10.0
     keys_seconds: float = 1.0
     """How long a key that was made, changed or revoked by another process may go unnoticed."""

@@ -286,6 +286,9 @@ class Models:
         await asyncio.to_thread(model.journal.delete)
         return json_answer({"model_id": model.id, "type": "unload_model"})
 
+    def of_owner(self, owner: str) -> list[Model]:
+        return [model for model in self._live.values() if model.run.owner == owner]
+
     def end_sessions(self, session_ids: Iterable[str]) -> None:
         ended = set(session_ids)
         for model in [m for m in self._live.values() if m.run.session_id in ended]:

@@ -34,6 +34,8 @@ class StreamOptions(BaseModel):
 
 
 class CommonBody(ValidText):
+    model_config = ConfigDict(strict=True)  # neither true nor "2" is a number
+
     model: str
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None
@@ -43,7 +45,8 @@ class CommonBody(ValidText):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    """Completions may ask for 0, to have their prompt scored; chats are refused it with the other parameters."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[float | None, _only(None, 0)] = None
@@ -86,7 +89,7 @@ class ResponseFormat(BaseModel):
 
 class ChatBody(CommonBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: list[dict[str, Any]] | None = None

@@ -51,6 +51,8 @@ class Entry:
     answered: bool = False
     failed: bool = False
     deaths_alone: int = 0
+    work: Future[Any] | None = None
+    """What the backend has been asked for."""
     outcome: Future[Any] | None = None
 
 
@@ -101,6 +103,15 @@ class Runner:
         """Unless the backend has it already: then it is carried out, and its own answer comes."""
         if not entry.answered and entry not in self._history:
             self._answer(entry, error_answer(CancelledError()))
+
+    def stop(self) -> None:
+        """Cancels what the backend has not begun, the latest first: what was done is a beginning of what was asked."""
+        for entry in reversed(self._queue):
+            if isinstance(entry, Entry):
+                self.cancel(entry)
+        for entry in list(self._flight)[:0:-1]:  # the first of them is under way
+            if entry.work is not None and not entry.answered:
+                entry.work.cancel()
 
     def start(self) -> None:
         """Makes the adapter, or makes sure that it is there."""
@@ -167,11 +178,13 @@ class Runner:
             work = Future()
             work.set_exception(error)
 
+        entry.work = work
+
         def done(told: asyncio.Future[Any]) -> None:
             if not told.cancelled():
                 told.exception()  # heard, also where it is of no interest any more
             if life == self._life:
-                entry.outcome = work
+                entry.work, entry.outcome = None, work
                 self._collect()
 
         asyncio.wrap_future(work).add_done_callback(done)

@@ -11,8 +11,10 @@ import asyncio
 import logging
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -95,6 +97,8 @@ class Samplers:
         self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
+        self._awaited: defaultdict[str, set[asyncio.Future[SampleResponse]]] = defaultdict(set)
+        """Samples that a connection waits for, by owner."""
 
     # Sampling sessions ----------------------------------------------------------------------------------------------
 
@@ -275,7 +279,22 @@ class Samplers:
         drawing = self._backend.sample(policy.name, request, on_tokens)
         work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
         work.add_done_callback(lambda _: leave())
+        self._awaited[owner].add(work)
+        work.add_done_callback(partial(self._arrived, owner))
         return work
+
+    def _arrived(self, owner: str, work: asyncio.Future[SampleResponse]) -> None:
+        self._awaited[owner].discard(work)
+        if not self._awaited[owner]:
+            del self._awaited[owner]
+
+    def owners(self) -> set[str]:
+        """Those for whom a connection waits."""
+        return set(self._awaited)
+
+    def cancel_of(self, owner: str) -> None:
+        for work in list(self._awaited.get(owner, ())):
+            work.cancel()
 
     def hold(self, owner: str, work: asyncio.Future[Any]) -> None:
         """A request that was let in is under way until this is done."""

@@ -94,6 +94,13 @@ class Sessions:
         """The live sessions, and whose they are."""
         return {session.id: session.row.owner for session in self._live.values()}
 
+    def end_of(self, owner: str) -> list[str]:
+        """Forgets an owner's sessions; their ids."""
+        ended = [session_id for session_id, whose in self.owners().items() if whose == owner]
+        for session_id in ended:
+            del self._live[session_id]
+        return ended
+
     def expire(self) -> list[str]:
         """Forgets the sessions that fell silent; their ids."""
         now = time.monotonic()

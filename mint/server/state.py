@@ -8,6 +8,7 @@ from functools import partial
 
 from mint.backend import Backend
 from mint.config import ServerConfig
+from mint.server import budgets
 from mint.server.audit import Audit
 from mint.server.auth import Keys
 from mint.server.catalogue import Catalogue
@@ -25,7 +26,7 @@ from mint.server.recovery import recover
 from mint.server.samplers import Samplers
 from mint.server.sessions import Sessions
 from mint.server.signer import Signer
-from mint.server.steps import call_from, prepare, save_at_budget
+from mint.server.steps import call_from, prepare, save_and_stop
 from mint.server.storage import Storage, open_storage
 from mint.server.store import Store
 from mint.server.trial import Trial
@@ -90,7 +91,7 @@ class Server:
         self.models.prepare = partial(prepare, self)
         self.models.restore_call = partial(call_from, self)
         self.meter.find_run = self.models.known_run
-        self.meter.budgets.save = partial(save_at_budget, self)
+        self.meter.budgets.save = partial(save_and_stop, self, budgets.CHECKPOINT)
         self.samplers = Samplers(
             backend,
             self.store,
@@ -119,11 +120,14 @@ class Server:
                     log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
             await self.status.engine()
 
+    def end_sessions(self, session_ids: list[str]) -> None:
+        """What these sessions hold goes; checkpoints stay."""
+        self.models.end_sessions(session_ids)
+        self.samplers.end_sessions(session_ids)
+        self.futures.end_sessions(session_ids)
+
     def sweep(self) -> None:
-        silent = self.sessions.expire()
-        self.models.end_sessions(silent)
-        self.samplers.end_sessions(silent)
-        self.futures.end_sessions(silent)
+        self.end_sessions(self.sessions.expire())
         self.samplers.sweep()
         self.checkpoints.sweep()
         self.futures.sweep()

@@ -24,7 +24,6 @@ from mint.mistakes import check_plausible
 from mint.server import requests
 from mint.server.auth import User
 from mint.server.bodies import decompress, fingerprint
-from mint.server.budgets import CHECKPOINT
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
@@ -198,17 +197,17 @@ def snapshot(server: Server, model: Model, call: Call) -> Step:
     return Step(lambda: server.backend.snapshot(model.id, sampler_id, str(folder)), record)
 
 
-async def save_at_budget(server: Server, run_id: str) -> str | None:
-    """The state of a run that may not go on, saved under a name of its own; None if it is not in memory."""
+async def save_and_stop(server: Server, name: str, run_id: str) -> str | None:
+    """The state of a run that may not go on, saved under this name; None if it is not in memory."""
     model = server.models.live(run_id)
     if model is None:
         return None
-    call = small_call("save_weights", requests.SaveWeights(model_id=run_id, path=CHECKPOINT, overwrite=True))
+    call = small_call("save_weights", requests.SaveWeights(model_id=run_id, path=name, overwrite=True))
     call.by_server = True
     promise = await server.models.submit(model, call)
     answer = json.loads((await asyncio.shield(promise.settled)).as_json())
     if "error" in answer:
-        raise Internal(f"run {run_id} reached its budget, and its state could not be saved: {answer['error']}")
+        raise Internal(f"run {run_id} was stopped, and its state could not be saved: {answer['error']}")
     return str(answer["path"])
 
 

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from mint.client.tokenizers import load_tokenizer
+from mint.recipes import functions
+from mint.rl.sandbox import Case
 from tests.rl.conftest import ROOT
 
 TOKENIZER = load_tokenizer("mint/tiny")
@@ -52,17 +54,17 @@ def test_right_code_earns_1_for_every_kind_of_function(monkeypatch) -> None:
     import environment_tooluse as demo
 
     problems = []
-    for function in demo.FUNCTIONS:
-        monkeypatch.setattr(demo, "FUNCTIONS", [function])
-        problems.append(demo.draw_problem())
+    for function in functions.FUNCTIONS:
+        monkeypatch.setattr(functions, "FUNCTIONS", [function])
+        problems.append(functions.draw_problem(random.Random(0)))
     adapter = demo.EnvironmentToolUseAdapter()
-    assert rewards_of(adapter, *((p.gold, p) for p in problems)) == [1.0] * len(problems)
+    assert rewards_of(adapter, *((p.answer, p) for p in problems)) == [1.0] * len(problems)
 
 
 def test_wrong_and_harmful_code_earns_0() -> None:
     import environment_tooluse as demo
 
-    name, tests = "g", (demo.Case("g(2)", 4), demo.Case("g(5)", 25))
+    name, tests = "g", (Case("g(2)", 4), Case("g(5)", 25))
     problem = demo.Problem("Q: Write a Python function g(x) that returns x squared.\nA:", "", tests)
     answers = {
         " def g(x): return x * x": 1.0,
@@ -82,8 +84,7 @@ def test_wrong_and_harmful_code_earns_0() -> None:
 def test_the_code_prompt_is_statement_after_a_worked_example() -> None:
     import environment_tooluse as demo
 
-    random.seed(0)
-    problem = demo.draw_problem()
+    problem = demo.draw_problem(random.Random(0))
     text = TOKENIZER.decode(demo.EnvironmentToolUseAdapter().make_prompt(problem, TOKENIZER))
     assert text == demo.WORKED + problem.question
     assert re.fullmatch(r"(Q: Write a Python function .*\.\nA:) def .*\n(Q: Write a Python function .*\.\nA:)", text)

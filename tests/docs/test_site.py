@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import performance_page
 from benchmarks.recipes import RESULTS, table
 from docs.generate_metrics import page
 from mint.recipes import RECIPES
@@ -117,3 +118,9 @@ def test_the_page_of_algorithms_lists_every_choice() -> None:
     text = (DOCS / "algorithms.md").read_text()
     for name in (*ESTIMATORS, *AGGREGATIONS, *PRESETS):
         assert f"| `{name}` " in text, name
+
+
+def test_the_performance_page_shows_the_committed_figures() -> None:
+    text = performance_page.PAGE.read_text()
+    assert performance_page.MARKED.search(text)
+    assert performance_page.filled(text) == text, "run: python benchmarks/performance_page.py"

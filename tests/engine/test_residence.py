@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import mint.engine.residence as residence_module
+from mint.engine.device import Device
 from mint.engine.engine import Engine
 from mint.engine.residence import Holding, Pin, Residence, Room, Tier
 from mint.engine.spill import Spill
@@ -324,6 +325,30 @@ def test_twenty_clients_of_ranks_1_to_64_where_four_fit_get_what_they_would_get_
     assert not list((tmp_path / "spill").rglob("*.safetensors"))
     crowded_engine.close()
     alone_engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_adapters_that_left_the_gpu_come_back_as_they_went(tiny_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    base = str(tiny_folder("qwen3"))
+    sides = {}
+    for side, room in (("all fit", Room()), ("two fit", Room(device_adapters=2))):
+        engine = Engine(
+            [base], Device(torch.device("cuda"), torch.float32, "asked for"), room=room, spill=tmp_path / "s"
+        )
+        sides[side] = [Client(engine, base, n, tmp_path / side) for n in range(0, 20, 4)]
+        for calls in zip(*(client.calls() for client in sides[side]), strict=True):
+            for client, call in zip(sides[side], calls, strict=True):
+                client.futures.append(call())
+                client.futures[-1].result(PATIENCE)  # one at a time, so that the company is the same on both sides
+        stats = engine.stats().result(PATIENCE)
+        assert (stats["adapter_returns"] > 10) == (side == "two fit")
+        for client in sides[side]:
+            client.results()
+        engine.close()
+    for fit, crowded in zip(sides["all fit"], sides["two fit"], strict=True):
+        torch.testing.assert_close(crowded.results(), fit.results(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(crowded.state(), fit.state(), rtol=1e-5, atol=1e-6)
 
 
 def test_an_adapter_lost_on_disk_is_told_as_lost_and_can_be_made_again(

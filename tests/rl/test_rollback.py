@@ -61,6 +61,18 @@ def test_a_ruined_run_goes_back_and_ends_well(tmp_path, monkeypatch):
     assert [record.batch for record in run.checkpoints()].count(int(back["rollback"])) == 2
 
 
+def test_a_run_ruined_before_its_first_checkpoint_begins_again(tmp_path, monkeypatch):
+    service = FakeService(tmp_path / "service")
+    break_policy_at(service, 2, times=1)
+    monkeypatch.setattr(ServedTrainer, "optim_step_async", service.ruin)
+    run = train(config(tmp_path, save_every=20), service)
+    back = [line["rollback"] for line in read_jsonl(run.health_file) if "rollback" in line]
+    assert back == ["000000"]
+    lines = {line["step"]: line for line in run.metrics()}
+    assert sorted(lines) == list(range(24)) and {line["optim/lr"] for line in lines.values()} == {0.05}
+    assert lines[23]["env/all/reward/total"] > 0.55
+
+
 def test_without_the_field_a_ruined_run_goes_on(tmp_path, monkeypatch):
     service = FakeService(tmp_path / "service")
     break_policy_at(service, 12, times=1)

@@ -14,6 +14,7 @@ import uvicorn
 from mint import wire
 from mint.config import ServerConfig
 from mint.server.app import create_app
+from mint.server.connections import bounded
 from mint.server.limits import Limits
 from mint.types import Datum, ModelInput
 from tests.fakes import FakeBackend
@@ -50,7 +51,9 @@ class Live:
     def _start(self, backend: FakeBackend) -> None:
         self.backend = backend
         app = create_app(self.config, backend, self.limits)
-        settings = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1)
+        settings = uvicorn.Config(
+            app, port=0, http=bounded(self.limits), log_level="warning", timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
@@ -79,6 +82,9 @@ class Live:
             self.backend.forget_held()
         self.stop()
         self._start(FakeBackend())
+
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     # Calls ----------------------------------------------------------------------------------------------------------
 

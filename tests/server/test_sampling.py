@@ -218,7 +218,7 @@ def test_joining_a_sampling_session_gives_every_client_its_own_number(live: Live
         ({"num_samples": 1.5}, "num_samples"),
         ({"sampling_params": {"max_tokens": 2000}}, "context of 1024"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
-        ({"sampling_params": {"temperature": "hot"}}, "sampling_params"),
+        ({"sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"sampling_params": {"repetition_penalty": 2}}, "repetition_penalty"),
         ({"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [1, 1]}}, "[2, K]"),
         ({"best_of": 3}, "best_of"),

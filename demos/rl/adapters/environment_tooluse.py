@@ -1,6 +1,7 @@
 """One-line Python functions, scored by running them: code that passes every test earns 1, everything else 0.
 
 The model's code runs in `mint.rl.sandbox`, never in this process: no network, no files, limits on time and memory.
+The problems are those of `mint train code` (`mint/recipes/functions.py`): a question, the right answer, test cases.
 
 Run `python demos/rl/adapters/environment_tooluse.py`.
 """
@@ -9,59 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
 
-from mint.rl.sandbox import Case, IsolationUnavailable, Limits, Sandbox, TestReport
-
-WORKED = "Q: Write a Python function f(x) that returns x plus 3.\nA: def f(x): return x + 3\n"
-NUMBERS, WORDS, LISTS = ("-4", "0", "7", "30"), ("'mint'", "'a'", "'Tea'"), ("[3, 1, 2]", "[5]", "[-1, -7, 4, 4]")
-# argument, what to return, an expression for it, inputs to test on; {k} is a small number
-FUNCTIONS = [
-    ("x", "x plus {k}", "x + {k}", NUMBERS),
-    ("x", "x times {k}", "x * {k}", NUMBERS),
-    ("x", "the remainder of x divided by {k}", "x % {k}", NUMBERS),
-    ("x", "the absolute value of x", "abs(x)", NUMBERS),
-    ("x", "True if x is even", "x % 2 == 0", NUMBERS),
-    ("x", "True if x is greater than {k}", "x > {k}", (*NUMBERS, "{k}")),
-    ("s", "s reversed", "s[::-1]", WORDS),
-    ("s", "the last letter of s", "s[-1]", WORDS),
-    ("s", "s in upper case", "s.upper()", WORDS),
-    ("xs", "the sum of xs", "sum(xs)", LISTS),
-    ("xs", "the largest item of xs", "max(xs)", LISTS),
-    ("xs", "xs sorted", "sorted(xs)", LISTS),
-]
-
-
-@dataclass(frozen=True)
-class Problem:
-    question: str
-    gold: str
-    tests: tuple[Case, ...]
-
-
-def draw_problem() -> Problem:
-    name, k = random.choice(["g", "solve", "compute", "helper"]), random.randint(2, 20)
-    argument, wanted, expression, inputs = random.choice(FUNCTIONS)
-    signature, expression = f"{name}({argument})", expression.format(k=k)
-    values = [value.format(k=k) for value in inputs]
-    gold = eval(f"lambda {argument}: {expression}")  # ours, from the table above
-    tests = tuple(Case(f"{name}({value})", gold(eval(value))) for value in values)
-    question = f"Q: Write a Python function {signature} that returns {wanted.format(k=k)}.\nA:"
-    return Problem(question, f" def {signature}: return {expression}", tests)
-
-
-def extract_code(response: str) -> str | None:
-    """The last fenced block, else everything from the first `def` to the next question."""
-    if fenced := re.findall(r"```(?:\w+)?\n(.*?)```", response, re.DOTALL):
-        return fenced[-1]
-    return response[response.find("def ") :].partition("\nQ:")[0] if "def " in response else None
+from mint.recipes.functions import WORKED, Problem, draw_problem, extract_code
+from mint.rl.sandbox import IsolationUnavailable, Limits, Sandbox, TestReport
 
 
 class EnvironmentToolUseAdapter(RLAdapter):
@@ -70,7 +27,7 @@ class EnvironmentToolUseAdapter(RLAdapter):
         self.reports: dict[tuple[str, str], asyncio.Future[TestReport]] = {}
 
     def build_dataset(self) -> list[Problem]:
-        return [draw_problem() for _ in range(64)]
+        return [draw_problem(random) for _ in range(64)]  # the module, which `RLConfig.seed` has seeded
 
     def make_prompt(self, sample: Problem, tokenizer: Any) -> list[int]:
         return tokenizer.encode(WORKED + sample.question)

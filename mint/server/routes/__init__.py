@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from mint import wire
 from mint.errors import Forbidden, Unauthorized
@@ -34,7 +35,7 @@ async def _server(request: Request) -> Server:
 State = Annotated[Server, Depends(_server)]
 
 
-async def _known(request: Request) -> User:
+async def known_user(request: Request) -> User:
     server: Server = request.app.state.server
     note_address(request)
     try:
@@ -45,7 +46,7 @@ async def _known(request: Request) -> User:
     return user
 
 
-Uncounted = Annotated[User, Depends(_known)]
+Uncounted = Annotated[User, Depends(known_user)]
 """Who asks for what no limit on requests counts, since clients send it by themselves as often as they have to; or for
 what is let in and counted further inside, where it is known whether it was sent before."""
 
@@ -81,10 +82,38 @@ def envelope(promise: Promise) -> JSONResponse:
 
 
 def delivery(result: Answer, request: Request, headers: dict[str, str] | None = None) -> Response:
+    media_type, body = form(result, request)
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def accepted(promise: Promise, request: Request, server: Server) -> Response:
+    """The first answer to a request that is safe: its id at once, and where the client asked for that, the result as
+    the rest of the same answer."""
+    return Later(promise, request, server) if wire.HOLD in request.headers else envelope(promise)
+
+
+class Later(Response):
+    """Begins at once and ends with the result, in the form of `wire.LATER`."""
+
+    def __init__(self, promise: Promise, request: Request, server: Server) -> None:
+        super().__init__(media_type=wire.LATER, headers={wire.HELD: promise.request_id})
+        del self.headers["content-length"]
+        self._promise, self._request, self._server = promise, request, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        result, body = await self._server.futures.wait(self._promise), b""
+        if result is not None:
+            media_type, told = form(result, self._request)
+            body = media_type.encode() + b"\n" + told
+        await send({"type": "http.response.body", "body": body})
+
+
+def form(result: Answer, request: Request) -> tuple[str, bytes]:
     """A result in the form it is kept in, where the client takes that, else in JSON."""
     if result.media_type in request.headers.get("accept", ""):
-        return Response(result.body, media_type=result.media_type, headers=headers)
-    return Response(result.as_json(), media_type=wire.JSON, headers=headers)
+        return result.media_type, result.body
+    return wire.JSON, result.as_json()
 
 
 def answer(value: Any) -> JSONResponse:

@@ -6,8 +6,9 @@ import asyncio
 import math
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Response, UploadFile
+from fastapi import APIRouter, Query, Response, UploadFile
 
 from mint.errors import BadRequest, NotFound
 from mint.server import requests
@@ -21,6 +22,8 @@ from mint.types import UsageResponse
 
 router = APIRouter()
 ALL = "all"
+Moment = Annotated[float, Query(ge=0, lt=2**53)]
+"""Seconds since 1970."""
 
 
 @router.post("/checkpoints/upload")
@@ -41,7 +44,7 @@ def _adopt(server: Server, user: User, file: UploadFile, room: int | None) -> Ch
 
 @router.get("/mint/usage")
 async def usage(
-    server: State, user: Caller, key: str | None = None, run: str | None = None, since: float | None = None
+    server: State, user: Caller, key: str | None = None, run: str | None = None, since: Moment | None = None
 ) -> Response:
     """What this key used, by run; administrators may ask for another key, by name or id, or with `all` for all."""
     owner: str | None = user.name

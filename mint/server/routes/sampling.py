@@ -59,15 +59,18 @@ async def join_sampling_session(body: requests.SamplingSessionBody, server: Stat
 
 @router.post("/asample")
 async def asample(request: Request, server: State, user: Uncounted) -> Response:
-    body = await read_body(request, server.limits)
+    promise = await begin_sample(server, user, await read_body(request, server.limits))
+    if wire.HOLD in request.headers and (result := await server.futures.wait(promise)) is not None:
+        return delivery(result, request, {wire.HELD: promise.request_id})
+    return envelope(promise)
+
+
+async def begin_sample(server: Server, user: User, body: bytes) -> Promise:
     call = wire.sample_call_from_json(wire.read_json(body))
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")
-    promise = await _sample(server, user, call, body)
-    if wire.HOLD in request.headers and (result := await server.futures.wait(promise)) is not None:
-        return delivery(result, request, {wire.HELD: promise.request_id})
-    return envelope(promise)
+    return await _sample(server, user, call, body)
 
 
 async def _sample(server: Server, user: User, call: wire.SampleCall, body: bytes) -> Promise:

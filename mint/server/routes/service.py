@@ -19,7 +19,8 @@ router = APIRouter()
 @router.post("/client/config")
 async def client_config(body: requests.ClientConfigBody, request: Request, user: Uncounted) -> dict[str, Any]:
     """Switches of the official client; whatever is not said keeps the client's default."""
-    return {
+    ours = {"sample_batches": True} if request.headers.get("user-agent", "").startswith("mint/") else {}
+    return ours | {
         # Clients with an sk- key can only start by exchanging it for a token; others need no such detour.
         "pjwt_auth_enabled": (key_of(request) or "").startswith("sk-"),
         "parallel_fwdbwd_chunks": True,

@@ -14,7 +14,7 @@ from mint.server.auth import User
 from mint.server.bodies import encoding_of, fingerprint, read_body
 from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
-from mint.server.routes import Caller, State, Uncounted, answer, envelope
+from mint.server.routes import Caller, State, Uncounted, accepted, answer, envelope
 from mint.server.state import Server
 from mint.types import GetInfoResponse, ModelData
 
@@ -35,12 +35,12 @@ async def create_model(body: requests.CreateModel, server: State, user: Uncounte
 
 @router.post("/forward_backward")
 async def forward_backward(request: Request, server: State, user: Uncounted) -> Response:
-    return envelope(await _forward_backward(request, server, user, "forward_backward_input"))
+    return accepted(await _forward_backward(request, server, user, "forward_backward_input"), request, server)
 
 
 @router.post("/forward")
 async def forward(request: Request, server: State, user: Uncounted) -> Response:
-    return envelope(await _forward_backward(request, server, user, "forward_input"))
+    return accepted(await _forward_backward(request, server, user, "forward_input"), request, server)
 
 
 async def _forward_backward(request: Request, server: Server, user: User, input_field: str) -> Promise:
@@ -61,37 +61,41 @@ async def _forward_backward(request: Request, server: Server, user: User, input_
 
 
 @router.post("/optim_step")
-async def optim_step(body: requests.OptimStep, server: State, user: Uncounted) -> Response:
-    return await _submit(server, user, "optim_step", body)
+async def optim_step(body: requests.OptimStep, request: Request, server: State, user: Uncounted) -> Response:
+    return await _submit(request, server, user, "optim_step", body)
 
 
 @router.post("/save_weights")
-async def save_weights(body: requests.SaveWeights, server: State, user: Uncounted) -> Response:
-    return await _submit(server, user, "save_weights", body)
+async def save_weights(body: requests.SaveWeights, request: Request, server: State, user: Uncounted) -> Response:
+    return await _submit(request, server, user, "save_weights", body)
 
 
 @router.post("/save_weights_for_sampler")
-async def save_weights_for_sampler(body: requests.SaveWeightsForSampler, server: State, user: Uncounted) -> Response:
+async def save_weights_for_sampler(
+    body: requests.SaveWeightsForSampler, request: Request, server: State, user: Uncounted
+) -> Response:
     if body.sampling_session_seq_id is None:
-        return await _submit(server, user, "save_weights_for_sampler", body)
+        return await _submit(request, server, user, "save_weights_for_sampler", body)
     # Sent again, the same snapshot is asked for under a new number of its sampling session.
-    return await _submit(server, user, "snapshot", body, {"sampling_session_seq_id"})
+    return await _submit(request, server, user, "snapshot", body, {"sampling_session_seq_id"})
 
 
 @router.post("/save_weights_external")
-async def save_weights_external(body: requests.SaveWeightsExternal, server: State, user: Uncounted) -> Response:
-    return await _submit(server, user, "save_weights_external", body)
+async def save_weights_external(
+    body: requests.SaveWeightsExternal, request: Request, server: State, user: Uncounted
+) -> Response:
+    return await _submit(request, server, user, "save_weights_external", body)
 
 
 async def _submit(
-    server: Server, user: User, op: str, body: requests.NumberedBody, but: set[str] | None = None
+    request: Request, server: Server, user: User, op: str, body: requests.NumberedBody, but: set[str] | None = None
 ) -> Response:
     model = server.models.find(body.model_id, user)
-    return envelope(await server.models.submit(model, steps.small_call(op, body, but)))
+    return accepted(await server.models.submit(model, steps.small_call(op, body, but)), request, server)
 
 
 @router.post("/load_weights")
-async def load_weights(body: requests.LoadWeights, server: State, user: Uncounted) -> Response:
+async def load_weights(body: requests.LoadWeights, request: Request, server: State, user: Uncounted) -> Response:
     if body.optimizer_config is not None:
         body.optimizer_config.check()
     if body.weights_access_token is not None:
@@ -102,7 +106,7 @@ async def load_weights(body: requests.LoadWeights, server: State, user: Uncounte
         model = server.models.find(body.model_id, user)
         with contextlib.suppress(MintError):  # told by the checks that follow, which spend the number
             await asyncio.to_thread(server.checkpoints.fetch, server.checkpoints.resolve(body.path, user))
-        return envelope(await server.models.submit(model, steps.small_call("load_weights", body)))
+        return accepted(await server.models.submit(model, steps.small_call("load_weights", body)), request, server)
     if body.model_id is not None or body.session_id is None or body.model_seq_id is None:
         raise BadRequest("give either model_id (and seq_id), or session_id and model_seq_id for a new model.")
     session = server.sessions.touch(body.session_id, user)

@@ -1,0 +1,34 @@
+import gc
+import sys
+from pathlib import Path
+
+import torch
+
+from mint.engine.tensor_files import read_tensors, write_tensors
+
+NAMES = [f"{n:03d}" for n in range(100)]
+
+
+def test_reading_a_file_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, {name: torch.randn(2, 3) for name in NAMES})
+
+    def blocks_after(times: int) -> int:
+        for _ in range(times):
+            read_tensors(file)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = blocks_after(20)
+    assert blocks_after(50) - before < 50 * len(NAMES) / 2, "less than half an object a tensor: nothing is kept"
+
+
+def test_what_was_read_is_independent_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    first = torch.arange(6.0).reshape(2, 3)
+    write_tensors(file, {"x": first})
+    read = read_tensors(file)["x"]
+    write_tensors(file, {"x": first + 1})
+    file.unlink()
+    assert torch.equal(read, first)
+    assert str(file) not in Path("/proc/self/maps").read_text()

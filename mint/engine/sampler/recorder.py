@@ -48,6 +48,8 @@ class Recorder:
         return out
 
     def forget(self) -> None:
+        if self._graphs:
+            torch.cuda.synchronize()  # one may still be running
         self._graphs.clear()
         self._pool = None  # the memory went with the last of them
 

@@ -15,6 +15,7 @@ from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
+from mint.errors import Internal
 from mint.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 BURST = 4
@@ -76,6 +77,7 @@ def answers(sampler: Sampler, asked: list[SampleRequest], late: int = 0) -> list
         add(n)
     sampler.step()
     sampler.step()
+    sampler.settle()
     for n in range(first, len(asked)):
         add(n)
     while sampler.has_work:
@@ -148,3 +150,26 @@ def test_a_group_that_is_given_up_while_a_step_is_under_way_leaves_nothing_behin
     assert heard == [] and kept == answers(plain, [ask(TEXTS[1], 2, 30)])
     assert bursts.cache.used == 0
     assert answers(bursts, [ask(TEXTS[2], 2)]) == answers(plain, [ask(TEXTS[2], 2)])
+
+
+def test_a_step_that_fails_behind_another_fails_what_ran_and_leaves_the_sampler_whole(
+    samplers: Callable[[Limits], tuple[Sampler, Sampler]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, bursts = samplers(ROOM)
+    run = bursts.runner.run
+
+    def fail_late(plan: Plan) -> Iterator[Drawn]:
+        yield from run(plan)
+        if plan.follows:
+            raise RuntimeError("the device gave up")
+
+    monkeypatch.setattr(bursts.runner, "run", fail_late)
+    heard: list[object] = []
+    bursts.add(ask(TEXTS[0], 2, 30), None, heard.append)
+    with pytest.raises(RuntimeError, match="gave up"):
+        while bursts.has_work:
+            bursts.step()
+    bursts.abort(Internal("the device gave up"))
+    assert [type(answer) for answer in heard] == [Internal] and not bursts.has_work and bursts.cache.used == 0
+    monkeypatch.setattr(bursts.runner, "run", run)
+    assert answers(bursts, [ask(TEXTS[1], 2)]) == answers(plain, [ask(TEXTS[1], 2)])

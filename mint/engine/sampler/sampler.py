@@ -102,6 +102,12 @@ class Sampler:
             self._begun = None
         return self.has_work
 
+    def settle(self) -> None:
+        """Waits for a step that is under way: whoever uses the device next need not."""
+        if self._begun:
+            plan, drawn = self._begun
+            self._begun = plan, list(drawn)
+
     def _begin(self, plan: Plan) -> tuple[Plan, Iterable[Drawn]]:
         return plan, self.runner.run(plan)
 

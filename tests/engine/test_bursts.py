@@ -158,10 +158,13 @@ def test_a_step_that_fails_behind_another_fails_what_ran_and_leaves_the_sampler_
     plain, bursts = samplers(ROOM)
     run = bursts.runner.run
 
+    def failing(drawn: list[Drawn]) -> Iterator[Drawn]:
+        yield from drawn
+        raise RuntimeError("the device gave up")
+
     def fail_late(plan: Plan) -> Iterator[Drawn]:
-        yield from run(plan)
-        if plan.follows:
-            raise RuntimeError("the device gave up")
+        drawn = list(run(plan))
+        return failing(drawn) if plan.follows else iter(drawn)
 
     monkeypatch.setattr(bursts.runner, "run", fail_late)
     heard: list[object] = []

@@ -96,6 +96,8 @@ class Servant:
             self._failure = as_mint_error(error)
             self._send(call, "error", self._failure)
         else:
+            # What was imported and loaded stays: no full collection need look through all of it again.
+            gc.freeze()
             self._send(call, "result", None)
         finally:
             gc.freeze()

@@ -25,7 +25,7 @@ router = APIRouter()
 @router.post("/mint/samples")
 async def samples(request: Request, server: State, user: Uncounted) -> Response:
     """The body holds, in frames, what each would send to `asample`."""
-    bodies = wire.read_frames(await read_body(request, server.limits))
+    bodies = wire.read_frames(await read_body(request, server.limits), server.limits.batched_samples)
     return Batch([await _begin(server, user, body) for body in bodies], request, server)
 
 

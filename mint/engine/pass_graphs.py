@@ -20,6 +20,7 @@ import torch
 
 from mint.engine import memory
 from mint.engine.batch import Batch
+from mint.engine.device import wait_for_gpu
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.training_pass import Pass, Work, compute
@@ -114,6 +115,7 @@ class PassGraphs:
     def give_back(self) -> bool:
         """Forgets all recordings, and their memory is anybody's again. Whether there were any."""
         had = bool(self._recorded)
+        wait_for_gpu()  # it may be at one of them
         self._recorded.clear()
         self._kept.clear()
         self._pool = None  # it went with the last of them
@@ -152,6 +154,7 @@ class PassGraphs:
         self.bytes += recording.bytes
         self._recorded[key] = recording, inputs, slot
         if len(self._recorded) > MOST_RECORDINGS:
+            wait_for_gpu()
             self._recorded.popitem(last=False)
 
     def _replay(self, key: Hashable, adapter: Adapter | None, batch: Batch) -> Pass:

@@ -10,7 +10,7 @@ S all targets of a micro-batch, C those of them that can matter to the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,7 +84,7 @@ def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
     first micro-batch rather than in the last, and neighbours of like length waste least in attention."""
     batches: list[list[int]] = []
     room = 0
-    for cluster, cost in sorted(_clusters(sequences, token_budget), key=lambda c: -len(sequences[c[0][0]])):
+    for cluster, cost in _clusters(sequences, token_budget):
         if not batches or cost > room:
             batches.append([])
             room = token_budget
@@ -93,8 +93,24 @@ def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
     return batches
 
 
+def plan_evenly(sequences: Sequence[np.ndarray], token_budget: int, parts_of: Callable[[int], int]) -> list[list[int]]:
+    """As `plan`, but in so many micro-batches as `parts_of` says for the number of tokens, all about equally large; a
+    little beyond the budget rather than with a small one at the end."""
+    total = sum(cost for _, cost in _clusters(sequences, token_budget))
+    parts = parts_of(total)
+    clusters = _clusters(sequences, -(-total // parts))
+    total = sum(cost for _, cost in clusters)
+    batches: list[list[int]] = [[] for _ in range(parts)]
+    before = 0
+    for cluster, cost in clusters:
+        batches[(2 * before + cost) * parts // (2 * total)] += cluster
+        before += cost
+    return [batch for batch in batches if batch]
+
+
 def _clusters(sequences: Sequence[np.ndarray], token_budget: int) -> list[tuple[list[int], int]]:
-    """Indices of datums that begin alike, the longest first, and how many tokens they have together."""
+    """Indices of datums that begin alike, and how many tokens they have together; the longest first, in a cluster and
+    of all clusters."""
     order = tree.alike(sequences)
     shared = tree.shared_lengths([sequences[i] for i in order])
     found: list[tuple[list[int], int]] = []
@@ -106,7 +122,8 @@ def _clusters(sequences: Sequence[np.ndarray], token_budget: int) -> list[tuple[
             found[-1] = ([*cluster, index], cost + added)
         else:
             found.append(([index], len(sequences[index])))
-    return [(sorted(cluster, key=lambda i: (-len(sequences[i]), i)), cost) for cluster, cost in found]
+    clusters = [(sorted(cluster, key=lambda i: (-len(sequences[i]), i)), cost) for cluster, cost in found]
+    return sorted(clusters, key=lambda cluster: -len(sequences[cluster[0][0]]))
 
 
 @dataclass(frozen=True)

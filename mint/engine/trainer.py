@@ -8,16 +8,19 @@ all or nothing: gradients reach the adapter only when the whole call went well. 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.batch import Batch, pack, plan, read_data
+from mint.engine.batch import Batch, Example, pack, plan, plan_evenly, read_data
+from mint.engine.device import cores
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
 from mint.engine.pass_graphs import PassGraphs
+from mint.engine.side_by_side import SideBySide
 from mint.engine.token_budget import TokenBudget
 from mint.engine.training_pass import Figures, Pass, Work
 from mint.errors import BadRequest
@@ -34,6 +37,7 @@ class Trainer:
         self._lean = lean
         self._budget = TokenBudget(model, lean, token_budget)
         self._run = PassGraphs(model)
+        self._side_by_side = SideBySide(self._budget.lanes)
 
     @property
     def recorded_bytes(self) -> int:
@@ -55,6 +59,45 @@ class Trainer:
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
         outcome = _Outcome()
+        if self._budget.lanes > 1:
+            yield from self._on_cores(adapter, examples, work, outcome)
+        else:
+            yield from self._one_by_one(adapter, examples, work, outcome)
+        if outcome.gradients_P is not None and adapter is not None:
+            _check_gradients(outcome.gradients_P)
+            parameters = adapter.parameters()
+            parts = outcome.gradients_P.split([p.numel() for p in parameters])
+            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+        logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
+        return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
+
+    def _on_cores(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
+        """On a CPU: as many micro-batches at once as there are cores for. How many is no matter to the result: they are
+        cut by the call's data alone, and added in their order."""
+        lanes = self._budget.lanes
+        threads = max(1, cores().count // lanes)
+
+        def call(indices: list[int]) -> _Running:
+            self._model.use_threads(threads)
+            batch = pack(indices, examples, self._model.trains_filled)
+            return _Running(batch, self._run(adapter, batch, work))
+
+        sequences = [example.tokens_N for example in examples]
+        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        while pending:
+            with cores().lend(min(len(pending), lanes) * threads) as lent:
+                now = max(1, lent // threads)
+                found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
+            for one in found:
+                outcome.add(one)
+            pending = pending[now:]
+            yield
+
+    def _one_by_one(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
         running: _Running | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
@@ -73,13 +116,6 @@ class Trainer:
             yield
         if running is not None:
             outcome.add(running)
-        if outcome.gradients_P is not None and adapter is not None:
-            _check_gradients(outcome.gradients_P)
-            parameters = adapter.parameters()
-            parts = outcome.gradients_P.split([p.numel() for p in parameters])
-            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
-        logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
-        return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mint.engine import logprobs as chunked
 from mint.engine import token_budget
+from mint.engine.device import Cores
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.token_budget import TokenBudget
@@ -356,6 +357,7 @@ def test_all_weights_zero_is_a_call_with_zero_loss(tiny_model: Callable[[str], B
 def test_a_micro_batch_that_finds_no_memory_is_done_in_halves(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mint.engine.token_budget.cores", lambda: Cores(1))
     model, data = tiny_model("qwen3"), policy_data()
     whole, halved = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
     expected = train(Trainer(model), whole, data)

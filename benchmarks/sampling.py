@@ -4,9 +4,10 @@
 
 Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
 because a busy machine only ever makes a round slower. Both have the same random weights and a rank-16 LoRA on every
-linear of the layers (ours on the unembedding as well). On the CPU both use the number of threads the engine chooses for
-the model. With `--device cuda` also: how far the sampler's log-probs are from the trainer's, and how long it takes from
-an optimizer step until the new policy can be sampled. The last line is JSON.
+linear of the layers (ours on the unembedding as well). On the CPU ours uses the cores there are, or OMP_NUM_THREADS of
+them; the peer runs with one thread and with as many, and its better figure counts. With `--device cuda` also: how far
+the sampler's log-probs are from the trainer's, and how long it takes from an optimizer step until the new policy can be
+sampled. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from shapes import hardware, save_model
 from transformers import AutoModelForCausalLM
 
-from mint.engine.device import Device, choose_threads
+from mint.engine.device import Device, cores
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
@@ -96,12 +97,12 @@ class Peer:
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=device.dtype).to(device.torch_device)
         self._model = get_peft_model(model, PeftConfig(r=16, lora_alpha=32, target_modules="all-linear")).eval()
-        self._threads = threads
+        self.threads = threads
         self._device = device.torch_device
 
     def sample(self, prompts: list[list[int]], samples: int, tokens: int) -> None:
         if self._device.type == "cpu":
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self.threads)
         width = max(map(len, prompts))
         rows = [prompt for prompt in prompts for _ in range(samples)]
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=self._device)
@@ -127,23 +128,25 @@ def seconds(call: Callable[[], Any], device: Device) -> float:
     return time.perf_counter() - started
 
 
-def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: int) -> dict[str, Any]:
+def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: int) -> dict[str, Any]:
     name, label, lengths, samples, tokens = case
     rng = np.random.default_rng(0)
     adapter = ours.adapter().snapshot(ours.model.dtype)
     vocabulary = ours.model.facts.vocab_size
-    sides: dict[str, Callable[[list[list[int]], int], Any]] = {
-        "ours": lambda prompts, count: ours.sample(prompts, samples, count, [adapter])
-    }
-    if peer is not None:
-        sides["transformers_peft"] = lambda prompts, count: peer.sample(prompts, samples, count)
-    for side in sides.values():
+    sides: list[Callable[[list[list[int]], int], Any]] = [
+        lambda prompts, count: ours.sample(prompts, samples, count, [adapter]),
+        *(lambda prompts, count, peer=peer: peer.sample(prompts, samples, count) for peer in peers),  # type: ignore[misc]
+    ]
+    for side in sides:
         side(prompts_of(rng, lengths, vocabulary), min(tokens, 24))
-    took: dict[str, list[float]] = {side: [] for side in sides}
+    rounds_of: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
-        for side, call in sides.items():
+        for side, times in zip(sides, rounds_of, strict=True):
             prompts = prompts_of(rng, lengths, vocabulary)
-            took[side].append(seconds(lambda call=call, prompts=prompts: call(prompts, tokens), device))  # type: ignore[misc]
+            times.append(seconds(lambda side=side, prompts=prompts: side(prompts, tokens), device))  # type: ignore[misc]
+    took = {"ours": rounds_of[0]}
+    if peers:
+        took["transformers_peft"] = min(rounds_of[1:], key=min)
     drawn = len(lengths) * samples * tokens
     row: dict[str, Any] = {"shape": name, "case": label, "tokens": drawn}
     for side, times in took.items():
@@ -152,7 +155,8 @@ def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: i
             "ms_per_step": 1e3 * min(times) / tokens,
             "seconds": times,
         }
-    if peer is not None:
+    if peers:
+        row["transformers_peft"]["threads"] = peers[rounds_of[1:].index(took["transformers_peft"])].threads
         row["ratio"] = min(took["transformers_peft"]) / min(took["ours"])
         row["ratio_of_medians"] = statistics.median(took["transformers_peft"]) / statistics.median(took["ours"])
     return row
@@ -271,14 +275,14 @@ def main() -> None:
                 last = case[0]
                 path = str(save_model(last, Path(folder) / last))
                 ours = Ours(path, device)
-                threads = choose_threads(ours.model.hidden_size).count
-                peer = Peer(path, device, threads) if args.against else None
+                threads = [1] if cuda else sorted({1, cores().count})
+                peers = [Peer(path, device, count) for count in threads] if args.against else []
                 gc.freeze()  # as the engine's process does
-            row = compare(ours, peer, case, device, args.rounds) | {"threads": None if cuda else threads}
+            row = compare(ours, peers, case, device, args.rounds) | {"threads": None if cuda else threads[-1]}
             result["rows"].append(row)
             line = f"{row['shape']:>13} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
             line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
-            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peer else ""), flush=True)
+            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peers else ""), flush=True)
             keep(result, args.out)
             if case is widest:
                 if cuda:

@@ -89,6 +89,7 @@ class Servant:
             self._call(self._backend, call, method, args)
 
     def _make(self, call: int, make: Callable[..., Backend], *args: Any) -> None:
+        gc.disable()  # importing makes a million objects that stay: looking through them takes half a second
         try:
             self._backend = make(*args)
         except Exception as error:
@@ -98,6 +99,9 @@ class Servant:
             # What was imported and loaded stays: no full collection need look through all of it again.
             gc.freeze()
             self._send(call, "result", None)
+        finally:
+            gc.freeze()
+            gc.enable()
 
     def _call(self, backend: Backend, call: int, method: str, args: tuple[Any, ...]) -> None:
         if method == "sample":

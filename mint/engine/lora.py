@@ -87,10 +87,12 @@ class Adapter:
             self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
 
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
-        """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
+        """Adds gradients, given in the order of `parameters()` and given away, to those waiting for the next optimizer
+        step."""
         if self.gradients is None:
-            self.gradients = [torch.zeros_like(p, requires_grad=False) for p in self.parameters()]
-        torch._foreach_add_(self.gradients, list(gradients))
+            self.gradients = list(gradients)
+        else:
+            torch._foreach_add_(self.gradients, list(gradients))
 
     @torch.no_grad()
     def snapshot(self, dtype: torch.dtype | None = None) -> Adapter:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from mint.engine.device import wait_for_gpu
 from mint.engine.faults import as_mint_error
 from mint.engine.lanes import Lanes, Task
 from mint.engine.sampler.sampler import Sampler
@@ -81,6 +82,8 @@ class Worker:
             _each(sampling, Sampler.settle)  # so that the time of one is not taken for the other's
             started = time.perf_counter()
             self.lanes.step()
+            if sampling:
+                wait_for_gpu()  # it may still be at what this step gave it, which is time of training
             self._owed = time.perf_counter() - started
         started = time.perf_counter()
         _each(sampling, Sampler.step)

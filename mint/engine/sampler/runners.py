@@ -1,4 +1,5 @@
-"""Which runner carries out a sampler's plans: the one in kernels where the model and the device allow it."""
+"""Which runner carries out a sampler's plans, and through which reader: kernels on a GPU, native code on a CPU, where
+the model, the device and the machine allow it; torch everywhere else."""
 
 from __future__ import annotations
 
@@ -10,15 +11,21 @@ import torch
 
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.native.decoder import NativeDecoder
+from mint.engine.native.library import library
 from mint.engine.sampler.drawing import Drawn
-from mint.engine.sampler.paged import BlockStore
-from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.native_reader import NativeReader
+from mint.engine.sampler.paged import Blocks
+from mint.engine.sampler.runner import Reader, Runner
 from mint.engine.sampler.scheduler import Plan
+from mint.engine.sampler.torch_reader import TorchReader
 from mint.errors import BadRequest
 
 
 class PlanRunner(Protocol):
-    store: BlockStore
+    @property
+    def store(self) -> Blocks: ...
+
     burst: int
     """Tokens a sequence may draw in one step (see the scheduler)."""
 
@@ -45,4 +52,12 @@ def runner_for(model: BaseModel, block_size: int) -> PlanRunner:
             "that the sampler has kernels for (Llama, Qwen2 and Qwen3 with heads of 32, 64, 128 or 256). Serve it "
             "without --deterministic, or on a CPU."
         )
-    return Runner(model, block_size)
+    return Runner(model, reader_for(model, block_size))
+
+
+def reader_for(model: BaseModel, block_size: int) -> Reader:
+    if model.device.type == "cpu" and model.fused is not None and NativeDecoder.serves(model.fused):
+        functions = library().functions
+        if functions is not None:
+            return NativeReader(model, NativeDecoder(functions, model.fused, block_size), block_size)
+    return TorchReader(model, block_size)

@@ -13,11 +13,12 @@ sampled. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: i
     return row
 
 
-def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
+def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     """How cost grows with the batch, the context, the adapters in a batch and their rank."""
     rng = np.random.default_rng(1)
     tokens = 64 if large else 16
@@ -172,7 +173,6 @@ def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
     plans += [("context", n, 8, n, 1, 16) for n in (() if large else (128, 256, 512, 960))]
     plans += [("adapters", n, base, 128, n, 16) for n in ((1, 4, 16, 64) if large else (1, 4, 16))]
     plans += [("rank", n, base, 128, 1, n) for n in ((1, 8, 16, 64, 128) if large else (1, 16, 64))]
-    rows = []
     for axis, value, batch, context, adapters, rank in plans:
         one = ours.adapter(rank)
         held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
@@ -187,13 +187,12 @@ def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
             "axis": axis, "value": value, "batch": batch, "context": context, "adapters": adapters, "rank": rank,
             "prompts_ms": 1e3 * first, "ms_per_step": 1e3 * (all_of_it - first) / tokens,
         }  # fmt: skip
-        rows.append(row)
+        yield row
         print(
             "{axis:>9} {value:>5}: {ms_per_step:8.2f} ms a step, prompts {prompts_ms:8.1f} ms".format(**row), flush=True
         )
         for adapter in held:
             ours.sampler.forget(adapter)
-    return rows
 
 
 def agreement(ours: Ours) -> dict[str, float]:
@@ -278,6 +277,7 @@ def main() -> None:
                 ours = Ours(path, device)
                 threads = [1] if cuda else sorted({1, cores().count})
                 peers = [Peer(path, device, count) for count in threads] if args.against else []
+                gc.freeze()  # as the engine's process does
             row = compare(ours, peers, case, device, args.rounds) | {"threads": None if cuda else threads[-1]}
             result["rows"].append(row)
             line = f"{row['shape']:>13} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
@@ -290,7 +290,10 @@ def main() -> None:
                     print(result["agreement"], result["refresh"], flush=True)
                     keep(result, args.out)
                 if args.sweep:
-                    result["sweep"] = sweep(ours, device, cuda)
+                    result["sweep"] = []
+                    for point in sweep(ours, device, cuda):
+                        result["sweep"].append(point)
+                        keep(result, args.out)
     keep(result, args.out)
     print(json.dumps(result))
 

@@ -53,7 +53,8 @@ def show(what: RenderableType) -> None:
     from rich.console import Console
 
     # A pipe has no width of its own, and a file is not the place to wrap lines at 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    # Nor is the id of a run, which has `:train:` in it, the place for a picture of one.
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False)
     console.print(what, highlight=False)
 
 

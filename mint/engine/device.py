@@ -35,12 +35,18 @@ class Threads:
     reason: str
 
 
-def pick_device() -> Device:
+def pick_device(steady: bool = False) -> Device:
     if torch.cuda.is_available():
         reason = f"CUDA is available ({torch.cuda.get_device_name()}); bfloat16 is its fast format with float32's range"
-        return Device(torch.device("cuda"), torch.bfloat16, reason)
+        return Device(torch.device("cuda"), torch.bfloat16, reason, steady)
     reason = "no CUDA device; CPUs compute float32 at full speed, and exact sampler/trainer agreement needs it"
-    return Device(torch.device("cpu"), torch.float32, reason)
+    return Device(torch.device("cpu"), torch.float32, reason, steady)
+
+
+def wait_for_gpu() -> None:
+    """Until it has done all that it was given; at once where none is used."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def choose_threads(hidden_size: int) -> Threads:

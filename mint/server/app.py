@@ -90,10 +90,11 @@ def _status_and_text(error: Exception) -> tuple[int, str]:
         case HTTPException():
             return error.status_code, str(error.detail)
     if is_full(error):
-        return 429, f"the server's disk is full ({error}); make room, then send the request again."
+        why = error.orig if isinstance(error, OperationalError) else error
+        return 429, f"the server's disk is full ({why}); make room, then send the request again."
     if isinstance(error, OperationalError):
         log.error("the database failed: %s", error.orig)
-        return 503, f"the server's database cannot be used at present ({error.orig}); send the request again later."
+        return 503, "the server's database cannot be used at present (its log says why); send the request again later."
     log.error("a request failed", exc_info=error)
     return 500, f"the server failed: {type(error).__name__}: {error}"
 

@@ -17,6 +17,7 @@ COMPLETE = "checkpoint_complete"
 """An empty file at the root, which tools around the Tinker API look for."""
 WEIGHTS = "adapter_model.safetensors"
 _CHUNK = 1 << 20
+_MAX_DEPTH = 16
 _MAX_MEMBERS = 10_000
 _MAX_HEADER = 64 << 20
 
@@ -54,7 +55,8 @@ def unpack(archive: IO[bytes], folder: Path, max_bytes: float) -> Path:
         with tarfile.open(fileobj=archive, mode="r|gz") as tar:
             _extract(tar, folder, max_bytes)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise BadRequest(f"the upload cannot be read as a .tar.gz: {error}.") from error
+        why = getattr(error, "strerror", None) or error  # without the server's own path
+        raise BadRequest(f"the upload cannot be read as a .tar.gz: {why}.") from error
     found = sorted(folder.rglob("adapter_config.json"), key=lambda path: len(path.parts))
     if not found or not (found[0].parent / WEIGHTS).is_file():
         raise BadRequest(f"the archive holds no PEFT adapter: it needs adapter_config.json and {WEIGHTS} side by side.")
@@ -67,7 +69,9 @@ def _extract(tar: tarfile.TarFile, folder: Path, max_bytes: float) -> None:
         members += 1
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or "\\" in member.name:
-            raise BadRequest(f"the archive holds {member.name!r}; absolute paths and .. are refused.")
+            raise BadRequest(f"the archive holds {member.name!r:.200}; absolute paths and .. are refused.")
+        if len(path.parts) > _MAX_DEPTH:
+            raise BadRequest(f"the archive holds {member.name!r:.80}, deeper than {_MAX_DEPTH} folders.")
         if member.isdir():
             continue
         if not member.isreg():
@@ -92,7 +96,9 @@ def read_adapter(folder: Path) -> tuple[str, LoraConfig]:
         config = json.loads((folder / "adapter_config.json").read_text())
         rank = max([int(config["r"]), *(config.get("rank_pattern") or {}).values()])
         return str(config["base_model_name_or_path"]), _lora(rank, _tensor_names(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except BadRequest:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadRequest(f"the adapter's description cannot be read: {type(error).__name__}: {error}.") from error
 
 

@@ -69,6 +69,7 @@ class Audit:
         self.write(event, key, result=result, unlogged_before=count, **more)
 
     def _append(self, line: bytes) -> None:
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `mint keys` may come before any server
         while True:
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:

@@ -17,6 +17,8 @@ from mint.server.limits import Limits
 
 BULK = ("/forward", "/forward_backward", "/asample", "/completions")
 UPLOAD = "/checkpoints/upload"
+PACKED = ("/forward", "/forward_backward", "/asample", "/telemetry")
+"""Addresses that take a packed body; the last throws it away unread."""
 
 
 class TooLarge(BadRequest):
@@ -47,6 +49,10 @@ class BodyLimit:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._limits.header_bytes:
             text = f"the headers are larger than the {self._limits.header_bytes} bytes this server takes."
             return await JSONResponse({"detail": text}, 431, headers={"connection": "close"})(scope, receive, send)
+        encoding = next((value for name, value in scope["headers"] if name == b"content-encoding"), b"identity")
+        if encoding != b"identity" and not scope["path"].endswith(PACKED):
+            text = f"content-encoding {encoding.decode('latin-1')!r:.40} is not taken here; send the body as it is."
+            return await JSONResponse({"detail": text}, 415, headers={"connection": "close"})(scope, receive, send)
         limit = limit_for(scope["path"], self._limits)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > limit:  # what is no number, the protocol layer has refused
@@ -79,7 +85,11 @@ def _too_large(limit: int) -> str:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    return decompress(await request.body(), encoding_of(request), limits.body_bytes)
+    body, encoding = await request.body(), encoding_of(request)
+    if encoding == "identity":
+        return body
+    # In a thread: a few kilobytes may take seconds to unpack, or to be found too large.
+    return await asyncio.to_thread(decompress, body, encoding, limits.body_bytes)
 
 
 def encoding_of(request: Request) -> str:

@@ -209,6 +209,9 @@ class Checkpoints:
             query = query.where(CheckpointRow.public)
         return next(iter(self._store.all(query.order_by(CheckpointRow.created.desc()).limit(1))), None)
 
+    def has_published(self, run_id: str) -> bool:
+        return bool(self._store.all(_alive().where(CheckpointRow.run_id == run_id, CheckpointRow.public).limit(1)))
+
     def of_run(self, run_id: str) -> Sequence[CheckpointRow]:
         return self._store.all(_alive().where(CheckpointRow.run_id == run_id).order_by(CheckpointRow.created))
 

@@ -102,7 +102,7 @@ def _url_of(address: str | Path) -> URL:
 def _engine_of(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         assert url.database is not None
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         engine = create_engine(url)
         event.listen(engine, "connect", _set_pragmas)
         return engine

@@ -318,6 +318,9 @@ class Models:
             leave()
             self._skip(model, call.seq_id)
             raise
+        except Exception:  # the database is away, say: it may be sent again under its number
+            leave()
+            raise
         promise = self._futures.open(
             model.run.owner, key, call.same, request_id=call.request_id, session=model.run.session_id
         )
@@ -413,7 +416,7 @@ class Models:
     def run(self, model_id: str, user: User, accessible: bool = True) -> RunRow:
         """The run, live or not; others' if `accessible` and they published a checkpoint of it."""
         run = self._store.get(RunRow, model_id)
-        published = accessible and any(c.public for c in self._checkpoints.of_run(model_id))
+        published = accessible and self._checkpoints.has_published(model_id)
         if run is None or not (user.sees(run.owner) or published):
             raise NotFound(f"no training run {model_id!r}; list_training_runs() shows yours.")
         return run

@@ -20,6 +20,8 @@ class ValidText(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _text_is_valid(cls, value: Any) -> Any:
+        if isinstance(value, bytes):  # the body as it came, which FastAPI reads only if it is called JSON
+            raise ValueError("this address takes JSON; send it with the header content-type: application/json")
         check_text(value)
         return value
 
@@ -31,15 +33,24 @@ class Body(ValidText):
     """What kind of request this is, which the address says already."""
 
 
+METADATA_CHARACTERS = 64 << 10
+"""Of one session, run or checkpoint: what is said about it is kept for good."""
+
+
 def _stringify(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): item if isinstance(item, str) else repr(item) for key, item in value.items()}
-    return value
+    if not isinstance(value, dict):
+        return value
+    text = {str(key): item if isinstance(item, str) else repr(item) for key, item in value.items()}
+    if (length := sum(len(key) + len(item) for key, item in text.items())) > METADATA_CHARACTERS:
+        raise ValueError(f"metadata of {length} characters; at most {METADATA_CHARACTERS} are kept")
+    return text
 
 
 Metadata = Annotated[dict[str, str], BeforeValidator(_stringify)]
 """Free-form; values that are not text are kept as their repr."""
 Number = Annotated[int, Field(ge=0, lt=2**63)]
+Short = Annotated[str, Field(max_length=1024)]
+"""Text that is kept for good."""
 
 
 class ClientConfigBody(Body):
@@ -51,11 +62,11 @@ class ClientConfigBody(Body):
 
 
 class CreateSession(Body):
-    tags: list[str] = []
+    tags: list[Short] = Field(default=[], max_length=64)
     user_metadata: Metadata | None = None
-    sdk_version: str | None = None
-    project_id: str | None = None
-    display_name: str | None = None
+    sdk_version: Short | None = None
+    project_id: Short | None = None
+    display_name: Short | None = None
 
 
 class Heartbeat(Body):

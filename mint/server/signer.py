@@ -63,7 +63,7 @@ def _decode(text: str) -> bytes:
 def _secret_of(file: Path) -> bytes:
     """The secret in this file, made on first use; of two servers that start at once, one wins and both read it."""
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix="secret-") as new:  # only the owner may read it
             new.write(os.urandom(32))
             new.flush()

@@ -36,6 +36,7 @@ log = logging.getLogger("mint.server")
 
 def open_store(config: ServerConfig) -> tuple[Store, Storage]:
     """The database, its schema up to date, and the place of its checkpoints."""
+    config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     storage = open_storage(config.checkpoints, config.data)
     store = Store(config.database_address)
     try:

@@ -76,7 +76,8 @@ class Watch:
             "key": None if user is None else user.name,
             "method": method,
             "route": route,
-            "path": scope["path"],
+            # A link in the log would be a key to what it leads to.
+            "path": route if "{token}" in route else scope["path"],
             "status": status,
             "ms": round(1000 * seconds, 1),
         }

@@ -32,13 +32,17 @@ class Postgres:
         data = self.folder / "data"
         initdb = [BINARIES[-1] / "initdb", "--pgdata", data, "--username", "mint", "--auth", "trust", "--no-sync"]
         subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **user)
+        self.start()
+
+    def start(self) -> None:
+        """Until it answers."""
         settings = [word for setting in SPEED for word in ("-c", setting)]
         self._process = subprocess.Popen(
-            [BINARIES[-1] / "postgres", "-D", data, "-k", self.folder, *settings],
+            [BINARIES[-1] / "postgres", "-D", self.folder / "data", "-k", self.folder, *settings],
             stderr=(self.folder / "log").open("w"),
             cwd=self.folder,
             preexec_fn=_end_with_parent,
-            **user,
+            **_user(),
         )
         deadline = time.monotonic() + 60
         while not (self.folder / ".s.PGSQL.5432").exists() or not self._answers():
@@ -69,6 +73,11 @@ class Postgres:
         except psycopg.OperationalError:
             return False
         return True
+
+    def halt(self) -> None:
+        """As when it is restarted by its own administrator: connections end, data stay."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait()
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGQUIT)  # at once

@@ -60,6 +60,34 @@ def test_a_store_outlives_the_end_of_its_connections(postgres: Postgres) -> None
     store.close()
 
 
+def test_a_postgres_that_is_restarted_under_a_server_costs_nobody_anything(postgres: Postgres, tmp_path: Path) -> None:
+    live = Live(tmp_path / "data", database=postgres.empty_database())
+    try:
+        model = live.model()
+        path = live.save(model, 1)
+        postgres.halt()
+        try:
+            assert live.fetch(live.step(model, 2))["metrics"] == {"step": 1.0}, "training goes on without it"
+            answer = live.http.get("/training_runs")
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+            assert live.http.get(f"{live.url}/readyz").status_code == 503
+            refused = live.post("/create_session", {"tags": []}, ok=False)
+            assert refused.status_code == 503
+            save = {"model_id": model, "seq_id": 3, "path": "later"}
+            refused = live.post("/save_weights", save, ok=False)
+            assert refused.status_code == 503 and str(postgres.folder) not in refused.text
+        finally:
+            postgres.start()
+        assert [run["training_run_id"] for run in live.get("/training_runs")["training_runs"]] == [model]
+        later = live.fetch(live.post("/save_weights", save))["path"]
+        assert sorted(c["tinker_path"] for c in live.get("/checkpoints")["checkpoints"]) == sorted([path, later])
+        assert live.fetch(live.step(model, 4))["metrics"] == {"step": 2.0}
+        assert live.get("/mint/status")["queue"]["requests"] == 0, "who was turned away is in no queue"
+        assert live.http.get(f"{live.url}/readyz").status_code == 200
+    finally:
+        live.stop()
+
+
 def test_two_servers_share_runs_and_checkpoints(postgres: Postgres, tmp_path: Path) -> None:
     database = postgres.empty_database()
     one, two = (Live(tmp_path / "data", database=database, port=port) for port in (1, 2))

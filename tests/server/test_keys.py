@@ -119,3 +119,7 @@ def test_failed_sign_ins_are_written_down_once_a_minute(serve: Serve) -> None:
     [line] = audit_lines(live, "sign_in_failed")
     assert (line["from"], line["result"], line["key"]) == ("127.0.0.1", "401", None)
     assert "tml-guess" not in (live.config.data / "audit.jsonl").read_text()
+
+
+def test_a_new_data_folder_is_its_owners_alone(serve: Serve) -> None:
+    assert serve().config.data.stat().st_mode & 0o077 == 0

@@ -238,3 +238,38 @@ def test_protobuf_that_means_something_else(live: Live) -> None:
     for cut in range(1, len(fine), 2):
         assert live.http.post("/forward_backward", content=fine[:cut], headers=headers).status_code < 500
     good(live)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/xml", "", "multipart/form-data", wire.PROTOBUF])
+def test_a_body_that_is_not_called_json_is_refused_where_json_is_read(live: Live, content_type: str) -> None:
+    for path in ("/create_session", "/optim_step", f"{live.url}/v1/completions", f"{live.url}/v1/chat/completions"):
+        answer = live.http.post(path, content=b'{"tags": []}', headers={"content-type": content_type})
+        assert answer.status_code == 400 and "application/json" in answer.text, answer.text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "deflate", "x" * 300])
+def test_a_packed_body_is_refused_by_name_where_none_is_unpacked(live: Live, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = live.http.post("/create_session", content=b'{"tags": []}', headers=headers)
+    assert answer.status_code == 415 and "content-encoding" in answer.json()["detail"]
+    good(live)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tags": ["x" * 2000]},
+        {"tags": ["x"] * 100},
+        {"display_name": "x" * 3_000_000},
+        {"sdk_version": "x" * 3_000_000},
+        {"user_metadata": {"k" * 70_000: "v"}},
+        {"user_metadata": {f"{n}": "v" * 100 for n in range(1000)}},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_what_is_kept_for_good_has_a_length(live: Live, body: dict[str, Any]) -> None:
+    assert live.refused("/create_session", body)
+    if "user_metadata" in body:
+        model = {"session_id": live.session(), "model_seq_id": 0, "base_model": "mint/tiny"}
+        assert "metadata" in live.refused("/create_model", model | body)
+    good(live)

@@ -11,13 +11,14 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, inspect, select, text
+from sqlalchemy import Engine, MetaData, create_engine, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from mint.errors import BadRequest, Busy
 from mint.server import migrations
 from mint.server.database import Database, lock_of
-from mint.server.store import CheckpointRow, RunRow, SessionRow, Store
+from mint.server.keyring import Keyring
+from mint.server.store import CheckpointRow, RunRow, SamplerRow, SessionRow, Store
 from tests.server.databases import BOTH_DATABASES
 
 pytestmark = BOTH_DATABASES
@@ -139,6 +140,52 @@ def test_revisions_form_one_line(database: str) -> None:
     scripts = ScriptDirectory(str(migrations.HERE))
     assert len(scripts.get_heads()) == 1, "two revisions follow the same one: number one of them anew"
     assert migrations.known_revisions() == [f"{n + 1:04d}" for n in range(len(migrations.known_revisions()))]
+
+
+def old_database(address: str, revision: str) -> Engine:
+    """One that a server of that time left, with something in every table of the first revision."""
+    engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        command.upgrade(migrations._config(connection), revision)
+        reflected = MetaData()
+        reflected.reflect(connection)
+
+        def add(table: str, *rows: dict[str, object]) -> None:
+            connection.execute(
+                reflected.tables[table].insert(), [{"owner": "me", "created": 1.5} | row for row in rows]
+            )
+
+        add("sessions", {"id": "s", "tags": ["ä"], "user_metadata": {"k": "v"}})
+        flags = {"train_unembed": True, "train_mlp": True, "train_attn": False, "user_metadata": {}}
+        add("runs", {"id": "r", "session_id": "s", "base_model": "mint/tiny", "rank": 4, "last_request": 2.5, **flags})
+        add("samplers", {"id": "s:sample:0", "session_id": "s", "base_model": "mint/tiny", "ephemeral": False})
+        saved = {"run_id": "r", "kind": "weights", "size_bytes": 1, "public": True}
+        add("checkpoints", *({"name": name, "folder": name, **saved} for name in "abc"))
+        connection.execute(text("DELETE FROM checkpoints WHERE name = 'c'"))
+    return engine
+
+
+@pytest.mark.parametrize("revision", migrations.known_revisions()[:-1])
+def test_a_database_of_every_earlier_schema_is_upgraded_with_what_is_in_it(
+    database: str, revision: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    engine = old_database(database, revision)
+    store = Store(database)
+    try:
+        assert migrations.is_current(engine)
+        assert (store.get(SessionRow, "s").tags, store.get(SessionRow, "s").created) == (["ä"], 1.5)
+        assert (store.get(RunRow, "r").rank, store.get(RunRow, "r").last_request) == (4, 2.5)
+        assert store.get(SamplerRow, "s:sample:0").ephemeral is False
+        kept = store.all(select(CheckpointRow).order_by(CheckpointRow.id))
+        assert [(row.path, row.public) for row in kept] == [(f"tinker://r/weights/{name}", True) for name in "ab"]
+        large = checkpoint_row("d", size_bytes=3 << 30)
+        store.add(large)
+        assert large.id == 4, "the third, deleted before the upgrade, keeps its number"
+        assert Keyring(store).create("alice")[0].name == "alice"
+    finally:
+        store.close()
+        engine.dispose()
 
 
 def test_servers_that_start_at_once_make_one_schema(database: str) -> None:

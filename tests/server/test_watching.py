@@ -122,3 +122,13 @@ def test_figures_are_one_page_however_many_ids_were_asked_for(live: Live) -> Non
         live.http.post("/forward_backward", json=train_body(f"m{n}", 1))
     routes = {labels for name, labels in figures_of(live) if name == "mint_requests_total"}
     assert len(routes) <= 4
+
+
+def test_no_download_link_is_in_the_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    model = live.model()
+    live.save(model, 1)
+    asked = live.http.get(f"/training_runs/{model}/checkpoints/weights/one/archive")
+    with caplog.at_level(logging.INFO, "mint.access"):
+        assert live.http.get(asked.headers["location"]).status_code == 200
+    [line] = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == "mint.access"]
+    assert line["path"] == "/api/v1/downloads/{token}/checkpoint.tar.gz"

@@ -3,6 +3,7 @@ the model, the device and the machine allow it; torch everywhere else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from mint.engine.sampler.paged import Blocks
 from mint.engine.sampler.runner import Reader, Runner
 from mint.engine.sampler.scheduler import Plan
 from mint.engine.sampler.torch_reader import TorchReader
+from mint.errors import BadRequest
 
 
 class PlanRunner(Protocol):
@@ -27,7 +29,9 @@ class PlanRunner(Protocol):
     burst: int
     """Tokens a sequence may draw in one step (see the scheduler)."""
 
-    def run(self, plan: Plan) -> list[Drawn]: ...
+    def run(self, plan: Plan) -> Iterable[Drawn]:
+        """May return before the device is done; who reads the tokens waits for it."""
+        ...
 
     def forget(self, adapter: Adapter) -> None:
         """It will hardly be asked again."""
@@ -41,6 +45,13 @@ def runner_for(model: BaseModel, block_size: int) -> PlanRunner:
 
         if model.head_dim in HEAD_SIZES and torch.cuda.get_device_capability(model.device) >= (8, 0):
             return KernelRunner(model, model.fused, block_size)
+    if model.fixed_rows is not None:
+        raise BadRequest(
+            f"{model.facts.name} ({model.facts.architecture}, heads of {model.head_dim}) cannot be sampled "
+            "deterministically on this GPU: that takes Triton, a card of compute capability 8.0 or higher, and a model "
+            "that the sampler has kernels for (Llama, Qwen2 and Qwen3 with heads of 32, 64, 128 or 256). Serve it "
+            "without --deterministic, or on a CPU."
+        )
     return Runner(model, reader_for(model, block_size))
 
 

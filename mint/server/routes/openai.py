@@ -27,13 +27,17 @@ router = APIRouter()
 
 
 @router.get("/models")
-async def models(server: State, user: Caller) -> dict[str, Any]:
+async def models(server: State, user: Caller) -> Response:
     base = [{"id": name, "object": "model", "created": 0, "owned_by": "mint"} for name in server.catalogue.names()]
-    saved = [
-        {"id": row.path, "object": "model", "created": int(row.created), "owned_by": row.owner}
-        for row in server.checkpoints.samplable(user)
-    ]
-    return {"object": "list", "data": base + saved}
+
+    def listed() -> Response:
+        saved = [
+            {"id": row.path, "object": "model", "created": int(row.created), "owned_by": row.owner}
+            for row in server.checkpoints.samplable(user)
+        ]
+        return JSONResponse({"object": "list", "data": base + saved})
+
+    return await asyncio.to_thread(listed)  # the protocol has no pages, and a long list takes seconds
 
 
 @router.get("/models/{name:path}")

@@ -75,8 +75,13 @@ async def training_run(run: str, server: State, user: Caller, access_scope: Scop
 async def run_checkpoints(run: str, request: Request, server: State, user: Caller) -> Response:
     row = server.models.run(run, user)
     kinds = _kinds_known_to(request)
-    visible = [c for c in server.checkpoints.of_run(row.id) if c.kind in kinds and (user.sees(c.owner) or c.public)]
-    return answer(CheckpointsListResponse([server.checkpoints.describe(c) for c in visible]))
+
+    def listed() -> Response:
+        rows = server.checkpoints.of_run(row.id)
+        visible = [c for c in rows if c.kind in kinds and (user.sees(c.owner) or c.public)]
+        return answer(CheckpointsListResponse([server.checkpoints.describe(c) for c in visible]))
+
+    return await asyncio.to_thread(listed)  # the protocol has no pages here, and a long list takes seconds
 
 
 @router.get("/checkpoints")

@@ -12,6 +12,7 @@ from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.runners import reader_for
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
@@ -27,7 +28,7 @@ class Bursts(Runner):
     burst = BURST
 
     def __init__(self, model: BaseModel, block_size: int) -> None:
-        super().__init__(model, block_size)
+        super().__init__(model, reader_for(model, block_size))
         self._drawn: dict[Sequence, list[int]] = {}
         self.followed = 0
 

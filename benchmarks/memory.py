@@ -3,8 +3,10 @@
     python benchmarks/memory.py [--against peft] [--out benchmarks/results/memory_h200.json]
 
 Qwen3-0.6B's shape, rank 16 on every linear of attention and MLP, one forward and backward pass over the batch. What
-training takes is the most torch had allocated, less what it had before: weights, and for the engine the sampler's
-cache, which takes a share of what is free. Needs a CUDA device; a CPU has no such counter. The last line is JSON.
+training takes is the most torch had allocated in the first pass, which is not recorded, less what it had before:
+weights, and for the engine the sampler's cache, which takes a share of what is free. What recorded passes keep for
+themselves is said beside it; the speed is theirs. Needs a CUDA device; a CPU has no such counter. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -37,17 +39,19 @@ def cases() -> list[Case]:
 
 def measure(side: Any, case: Case, rounds: int) -> dict[str, Any]:
     run = side.prepare(case)
-    run()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
+    run()
+    peak = torch.cuda.max_memory_allocated()
     took = min(seconds(run) for _ in range(rounds))
     side.finish(case)
     return {
         "case": case.name,
         "before_gib": round(before / GIB, 2),
-        "training_gib": round((torch.cuda.max_memory_allocated() - before) / GIB, 2),
+        "training_gib": round((peak - before) / GIB, 2),
+        "recordings_gib": round(side.recorded_bytes / GIB, 2),
         "tokens_per_second": round(case.tokens / took),
     }
 
@@ -77,7 +81,8 @@ def main() -> None:
                     continue
                 rows.append({"side": name} | measure(side, case.filled(SHAPES[SHAPE].vocab_size), options.rounds))
                 print(
-                    "{side:>20} {case:>24} {training_gib:7.2f} GiB more {tokens_per_second:8} tok/s".format(**rows[-1])
+                    "{side:>20} {case:>24} {training_gib:7.2f} GiB more, recordings {recordings_gib:7.2f} GiB "
+                    "{tokens_per_second:8} tok/s".format(**rows[-1])
                 )
             side.close()
             del side

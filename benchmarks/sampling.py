@@ -4,19 +4,21 @@
 
 Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
 because a busy machine only ever makes a round slower. Both have the same random weights and a rank-16 LoRA on every
-linear of the layers (ours on the unembedding as well). On the CPU both use the number of threads the engine chooses for
-the model. With `--device cuda` also: how far the sampler's log-probs are from the trainer's, and how long it takes from
-an optimizer step until the new policy can be sampled. The last line is JSON.
+linear of the layers (ours on the unembedding as well). On the CPU ours uses the cores there are, or OMP_NUM_THREADS of
+them; the peer runs with one thread and with as many, and its better figure counts. With `--device cuda` also: how far
+the sampler's log-probs are from the trainer's, and how long it takes from an optimizer step until the new policy can be
+sampled. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import torch
 from shapes import hardware, save_model
 from transformers import AutoModelForCausalLM
 
-from mint.engine.device import Device, choose_threads
+from mint.engine.device import Device, cores
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
@@ -95,12 +97,12 @@ class Peer:
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=device.dtype).to(device.torch_device)
         self._model = get_peft_model(model, PeftConfig(r=16, lora_alpha=32, target_modules="all-linear")).eval()
-        self._threads = threads
+        self.threads = threads
         self._device = device.torch_device
 
     def sample(self, prompts: list[list[int]], samples: int, tokens: int) -> None:
         if self._device.type == "cpu":
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self.threads)
         width = max(map(len, prompts))
         rows = [prompt for prompt in prompts for _ in range(samples)]
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=self._device)
@@ -126,23 +128,25 @@ def seconds(call: Callable[[], Any], device: Device) -> float:
     return time.perf_counter() - started
 
 
-def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: int) -> dict[str, Any]:
+def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: int) -> dict[str, Any]:
     name, label, lengths, samples, tokens = case
     rng = np.random.default_rng(0)
     adapter = ours.adapter().snapshot(ours.model.dtype)
     vocabulary = ours.model.facts.vocab_size
-    sides: dict[str, Callable[[list[list[int]], int], Any]] = {
-        "ours": lambda prompts, count: ours.sample(prompts, samples, count, [adapter])
-    }
-    if peer is not None:
-        sides["transformers_peft"] = lambda prompts, count: peer.sample(prompts, samples, count)
-    for side in sides.values():
+    sides: list[Callable[[list[list[int]], int], Any]] = [
+        lambda prompts, count: ours.sample(prompts, samples, count, [adapter]),
+        *(lambda prompts, count, peer=peer: peer.sample(prompts, samples, count) for peer in peers),  # type: ignore[misc]
+    ]
+    for side in sides:
         side(prompts_of(rng, lengths, vocabulary), min(tokens, 24))
-    took: dict[str, list[float]] = {side: [] for side in sides}
+    rounds_of: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
-        for side, call in sides.items():
+        for side, times in zip(sides, rounds_of, strict=True):
             prompts = prompts_of(rng, lengths, vocabulary)
-            took[side].append(seconds(lambda call=call, prompts=prompts: call(prompts, tokens), device))  # type: ignore[misc]
+            times.append(seconds(lambda side=side, prompts=prompts: side(prompts, tokens), device))  # type: ignore[misc]
+    took = {"ours": rounds_of[0]}
+    if peers:
+        took["transformers_peft"] = min(rounds_of[1:], key=min)
     drawn = len(lengths) * samples * tokens
     row: dict[str, Any] = {"shape": name, "case": label, "tokens": drawn}
     for side, times in took.items():
@@ -151,13 +155,14 @@ def compare(ours: Ours, peer: Peer | None, case: Case, device: Device, rounds: i
             "ms_per_step": 1e3 * min(times) / tokens,
             "seconds": times,
         }
-    if peer is not None:
+    if peers:
+        row["transformers_peft"]["threads"] = peers[rounds_of[1:].index(took["transformers_peft"])].threads
         row["ratio"] = min(took["transformers_peft"]) / min(took["ours"])
         row["ratio_of_medians"] = statistics.median(took["transformers_peft"]) / statistics.median(took["ours"])
     return row
 
 
-def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
+def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     """How cost grows with the batch, the context, the adapters in a batch and their rank."""
     rng = np.random.default_rng(1)
     tokens = 64 if large else 16
@@ -168,7 +173,6 @@ def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
     plans += [("context", n, 8, n, 1, 16) for n in (() if large else (128, 256, 512, 960))]
     plans += [("adapters", n, base, 128, n, 16) for n in ((1, 4, 16, 64) if large else (1, 4, 16))]
     plans += [("rank", n, base, 128, 1, n) for n in ((1, 8, 16, 64, 128) if large else (1, 16, 64))]
-    rows = []
     for axis, value, batch, context, adapters, rank in plans:
         one = ours.adapter(rank)
         held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
@@ -183,13 +187,12 @@ def sweep(ours: Ours, device: Device, large: bool) -> list[dict[str, Any]]:
             "axis": axis, "value": value, "batch": batch, "context": context, "adapters": adapters, "rank": rank,
             "prompts_ms": 1e3 * first, "ms_per_step": 1e3 * (all_of_it - first) / tokens,
         }  # fmt: skip
-        rows.append(row)
+        yield row
         print(
             "{axis:>9} {value:>5}: {ms_per_step:8.2f} ms a step, prompts {prompts_ms:8.1f} ms".format(**row), flush=True
         )
         for adapter in held:
             ours.sampler.forget(adapter)
-    return rows
 
 
 def agreement(ours: Ours) -> dict[str, float]:
@@ -272,13 +275,14 @@ def main() -> None:
                 last = case[0]
                 path = str(save_model(last, Path(folder) / last))
                 ours = Ours(path, device)
-                threads = choose_threads(ours.model.hidden_size).count
-                peer = Peer(path, device, threads) if args.against else None
-            row = compare(ours, peer, case, device, args.rounds) | {"threads": None if cuda else threads}
+                threads = [1] if cuda else sorted({1, cores().count})
+                peers = [Peer(path, device, count) for count in threads] if args.against else []
+                gc.freeze()  # as the engine's process does
+            row = compare(ours, peers, case, device, args.rounds) | {"threads": None if cuda else threads[-1]}
             result["rows"].append(row)
             line = f"{row['shape']:>13} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
             line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
-            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peer else ""), flush=True)
+            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peers else ""), flush=True)
             keep(result, args.out)
             if case is widest:
                 if cuda:
@@ -286,7 +290,10 @@ def main() -> None:
                     print(result["agreement"], result["refresh"], flush=True)
                     keep(result, args.out)
                 if args.sweep:
-                    result["sweep"] = sweep(ours, device, cuda)
+                    result["sweep"] = []
+                    for point in sweep(ours, device, cuda):
+                        result["sweep"].append(point)
+                        keep(result, args.out)
     keep(result, args.out)
     print(json.dumps(result))
 

@@ -1,4 +1,5 @@
-"""What bit-equal samples cost on the CPU: tokens a second with and without the padding of `mint.engine.steady`.
+"""What bit-equal samples cost on a CPU without native code: tokens a second with and without the padding of
+`mint.engine.steady`.
 
     python benchmarks/steady_sampling.py [--out benchmarks/results/steady_sampling.json]
 
@@ -20,7 +21,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from mint.engine import steady
 from mint.engine.model import BaseModel
+from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.sampler import Sampler
+from mint.engine.sampler.torch_reader import TorchReader
 from mint.types import LoraConfig, ModelInput, SampleRequest, SamplingParams
 
 ROUNDS = 3
@@ -39,6 +42,7 @@ def wide_model(folder: Path) -> str:
 
 def tokens_per_second(model: BaseModel, samples: int, tokens: int) -> float:
     sampler = Sampler(model)
+    sampler.runner = Runner(model, TorchReader(model, sampler.cache.block_size))
     adapter = model.new_adapter(LoraConfig(rank=16, seed=0)).snapshot()
     params = SamplingParams(max_tokens=tokens, seed=0, stop=[])
     prompt = ModelInput.from_ints([5 + n % 90 for n in range(PROMPT)])

@@ -132,7 +132,7 @@ def _prompts(total: int, peft: bool) -> list[Case]:
 
 class Ours:
     def __init__(self, folder: str, device: Device | None, lean: bool = False) -> None:
-        self._engine = Engine([folder], device, lean)
+        self._engine = Engine([folder], device, lean=lean)
         self._folder = folder
 
     def prepare(self, case: Case) -> Callable[[], None]:
@@ -160,12 +160,19 @@ class Ours:
         for n in range(case.adapters):
             self._engine.release(f"{case.name}/{n}").result()
 
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of a GPU that recorded passes keep for themselves."""
+        return sum(runtime.trainer.recorded_bytes for runtime in self._engine._runtimes.values())
+
     def close(self) -> None:
         self._engine.close()
 
 
 class Peft:
     """As its documentation shows it: a padded batch, logits, log-softmax, backward."""
+
+    recorded_bytes = 0
 
     def __init__(self, folder: str, device: torch.device, dtype: torch.dtype, sequences_at_once: int) -> None:
         self._folder, self._device, self._dtype, self._at_once = folder, device, dtype, sequences_at_once

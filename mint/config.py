@@ -86,6 +86,8 @@ class ServerConfig:
     """Its private key."""
     lean: bool = False
     """Training computes activations again instead of keeping them: a fraction of the memory, a third more work."""
+    deterministic: bool = False
+    """On a GPU no sample depends on what else runs, at some cost; on a CPU none ever does."""
 
     @classmethod
     def resolve(cls, environment: Mapping[str, str] | None = None, **given: object) -> ServerConfig:

@@ -43,6 +43,7 @@ def info(as_json: AsJson = False) -> None:
 
 def _facts() -> dict[str, Any]:
     from mint.config import ClientConfig, data_home
+    from mint.engine.native.library import library
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = _memory()
@@ -53,6 +54,7 @@ def _facts() -> dict[str, Any]:
         "cores": cores,
         "memory": f"{memory:.1f} GiB" if memory else "unknown",
         "device": _device(),
+        "sampling on the CPU": library().reason,
         "data": str(data_home()),
         "server": ClientConfig.resolve().base_url or "none set: each command starts its own on this machine",
     }

@@ -68,6 +68,14 @@ def serve(
     lean: Annotated[
         bool, typer.Option("--lean", help="Train in a fraction of the memory, for a third more work.")
     ] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Samples drawn on a GPU do not depend on what else runs, at some cost (docs/determinism.md). On a CPU "
+            "they never do.",
+        ),
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
@@ -86,6 +94,7 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         lean=lean,
+        deterministic=deterministic,
     )
     if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
         raise Failure(
@@ -140,7 +149,13 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         failed.set()
 
     spill = config.data.absolute() / "spill"
-    make = partial(make_engine, max_adapters=config.max_adapters, spill=spill, lean=config.lean)
+    make = partial(
+        make_engine,
+        max_adapters=config.max_adapters,
+        spill=spill,
+        lean=config.lean,
+        deterministic=config.deterministic,
+    )
     # Before the server is imported: importing torch, which the engine's process does meanwhile, takes longest.
     engine = SupervisedEngine(config.models or None, on_failure=fail, make=make)
     try:

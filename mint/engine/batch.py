@@ -10,8 +10,8 @@ S all targets of a micro-batch, C those of them that can matter to the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mint.checks import WEIGHTS, check_data
 from mint.engine import tree
 from mint.engine.logprobs import Cells
 from mint.engine.losses import LossOptions, LossTokens
+from mint.engine.shared_attention import FlashLayout, flash_layout, power_of_two, rounded
 from mint.engine.tree import Tree
 from mint.errors import BadRequest
 from mint.types import Datum
@@ -48,7 +49,7 @@ def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: 
 
 
 def _read(where: str, datum: Datum, options: LossOptions) -> Example:
-    tokens_N = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
+    tokens_N = np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks])
     given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
     targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)
@@ -83,7 +84,7 @@ def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
     first micro-batch rather than in the last, and neighbours of like length waste least in attention."""
     batches: list[list[int]] = []
     room = 0
-    for cluster, cost in sorted(_clusters(sequences, token_budget), key=lambda c: -len(sequences[c[0][0]])):
+    for cluster, cost in _clusters(sequences, token_budget):
         if not batches or cost > room:
             batches.append([])
             room = token_budget
@@ -92,8 +93,24 @@ def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
     return batches
 
 
+def plan_evenly(sequences: Sequence[np.ndarray], token_budget: int, parts_of: Callable[[int], int]) -> list[list[int]]:
+    """As `plan`, but in so many micro-batches as `parts_of` says for the number of tokens, all about equally large; a
+    little beyond the budget rather than with a small one at the end."""
+    total = sum(cost for _, cost in _clusters(sequences, token_budget))
+    parts = parts_of(total)
+    clusters = _clusters(sequences, -(-total // parts))
+    total = sum(cost for _, cost in clusters)
+    batches: list[list[int]] = [[] for _ in range(parts)]
+    before = 0
+    for cluster, cost in clusters:
+        batches[(2 * before + cost) * parts // (2 * total)] += cluster
+        before += cost
+    return [batch for batch in batches if batch]
+
+
 def _clusters(sequences: Sequence[np.ndarray], token_budget: int) -> list[tuple[list[int], int]]:
-    """Indices of datums that begin alike, the longest first, and how many tokens they have together."""
+    """Indices of datums that begin alike, and how many tokens they have together; the longest first, in a cluster and
+    of all clusters."""
     order = tree.alike(sequences)
     shared = tree.shared_lengths([sequences[i] for i in order])
     found: list[tuple[list[int], int]] = []
@@ -105,17 +122,26 @@ def _clusters(sequences: Sequence[np.ndarray], token_budget: int) -> list[tuple[
             found[-1] = ([*cluster, index], cost + added)
         else:
             found.append(([index], len(sequences[index])))
-    return [(sorted(cluster, key=lambda i: (-len(sequences[i]), i)), cost) for cluster, cost in found]
+    clusters = [(sorted(cluster, key=lambda i: (-len(sequences[i]), i)), cost) for cluster, cost in found]
+    return sorted(clusters, key=lambda cluster: -len(sequences[cluster[0][0]]))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: the tokens of its examples in the rows of a tree."""
+    """A micro-batch: the tokens of its examples in the rows of a tree.
+
+    Filled, its sizes are rounded up so that few recorded passes serve all: rows nobody looks at behind those of the
+    tree, targets of no weight behind the examples', and C is S, with neutral inputs for cells that cannot matter.
+    """
 
     indices: list[int]
     """Which datums of the call these are."""
     target_shapes: list[tuple[int, ...]]
     tree: Tree
+    layout: FlashLayout | None
+    """Of a filled one: what attention needs to know."""
+    sequences: int
+    """Examples, or somewhat more in a filled one."""
     tokens_T: Tensor
     positions_T: Tensor
     targets: Cells
@@ -127,16 +153,39 @@ class Batch:
     counted_C: Tensor
     inputs_C: dict[str, Tensor]
 
+    def to(self, device: torch.device) -> Batch:
+        tensors = {
+            name: getattr(self, name).to(device)
+            for name in ("tokens_T", "positions_T", "targets", "cells_C", "sequence_C", "weights_C", "counted_C")
+        }
+        inputs_C = {key: tensor.to(device) for key, tensor in self.inputs_C.items()}
+        return replace(self, **tensors, inputs_C=inputs_C, layout=self.layout and self.layout.to(device))
+
+    def tensors(self) -> list[Tensor]:
+        """All a pass reads; those of another batch of the same `size` fit in their place."""
+        return [
+            *(self.tokens_T, self.positions_T, *self.targets.tensors()),
+            *(self.cells_C, self.sequence_C, self.weights_C, self.counted_C, *self.inputs_C.values()),
+            *([] if self.layout is None else self.layout.tensors()),
+        ]
+
+    @property
+    def size(self) -> Hashable:
+        """All that is no tensor, or the shape of one."""
+        spans = None if self.layout is None else self.layout.spans()
+        lengths = tuple(len(tensor) for tensor in self.tensors())
+        return lengths, self.targets.live, self.targets.reach, self.sequences, spans
+
     def loss_tokens(self, logprobs_S: Tensor) -> LossTokens:
         return LossTokens(
-            p=logprobs_S[self.cells_C],
+            p=logprobs_S.index_select(0, self.cells_C),
             q=self.inputs_C["logprobs"],
             advantages=self.inputs_C["advantages"],
             clip_low=self.inputs_C["clip_low_threshold"],
             clip_high=self.inputs_C["clip_high_threshold"],
             in_ratio=self.inputs_C["sequence_ratio_mask"],
             sequence=self.sequence_C,
-            sequences=len(self.indices),
+            sequences=self.sequences,
         )
 
     def locate(self, cell: int) -> tuple[int, int]:
@@ -148,41 +197,69 @@ class Batch:
 
     def split(self, logprobs_S: Tensor) -> list[np.ndarray]:
         """Log-probs of each example, in the shape of its targets."""
-        parts = logprobs_S.detach().float().cpu().split([math.prod(shape) for shape in self.target_shapes])
+        sizes = [math.prod(shape) for shape in self.target_shapes]
+        parts = logprobs_S.detach().float().cpu()[: sum(sizes)].split(sizes)
         return [part.reshape(shape).numpy() for part, shape in zip(parts, self.target_shapes, strict=True)]
 
 
-def pack(indices: Sequence[int], examples: Sequence[Example], device: torch.device) -> Batch:
-    """Lays the examples of those indices end to end, what they begin with in common once."""
+def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = False) -> Batch:
+    """Lays the examples of those indices end to end, what they begin with in common once. On the CPU."""
     chosen = [examples[index] for index in indices]
     grown = tree.grow([example.tokens_N for example in chosen])
+    layout, rows = flash_layout(grown) if filled else (None, grown.size)
     widths = [example.targets_NK.shape[1] for example in chosen]
     rows_S = np.concatenate([np.repeat(rows, width) for rows, width in zip(grown.rows, widths, strict=True)])
-    tokens_T = np.zeros(grown.size, np.int64)
-    for rows, example in zip(grown.rows, chosen, strict=True):
-        tokens_T[rows] = example.tokens_N
+    tokens_T = np.zeros(rows, np.int64)
+    for path, example in zip(grown.rows, chosen, strict=True):
+        tokens_T[path] = example.tokens_N
 
     def joined(arrays: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([array.reshape(-1) for array in arrays])
 
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
     weights = joined([example.weights_NK for example in chosen])
     inputs = {key: joined([e.inputs_NK[key] for e in chosen]) for key in chosen[0].inputs_NK}
-    cells = np.flatnonzero((weights != 0) | (inputs["sequence_ratio_mask"] != 0))
-    live_T = np.zeros(grown.size, np.bool_)
+    matters = (weights != 0) | (inputs["sequence_ratio_mask"] != 0)
+    live_T = np.zeros(rows, np.bool_)
     live_T[rows_S[weights != 0]] = True
+    targets = joined([example.targets_NK for example in chosen])
+    cells, count, sequences = np.flatnonzero(matters), len(targets), len(chosen)
+    if filled:
+        count = rows if count == grown.size else rounded(count, 16)
+        sequences = power_of_two(sequences)
+        # In the order of the cells that matter, then the others, then the filling.
+        cells = np.concatenate([cells, np.flatnonzero(~_lengthened(matters, count))])
+        live_T[np.flatnonzero(~live_T)[: _live_rows(int(live_T.sum()), rows) - int(live_T.sum())]] = True
+    matter = int(matters.sum())
+
+    def of_cells(values_S: np.ndarray) -> Tensor:
+        return torch.from_numpy(_lengthened(values_S[matters], matter if not filled else count))
+
+    sequence = np.repeat(np.arange(len(chosen)), [example.targets_NK.size for example in chosen])
+    filling = np.arange(count - len(targets)) % rows  # on many rows, for the sake of sums over a row's cells
+    placed = Cells.of(np.concatenate([rows_S, filling]), _lengthened(targets, count), live_T)
     return Batch(
         indices=list(indices),
         target_shapes=[example.target_shape for example in chosen],
         tree=grown,
-        tokens_T=tensor(tokens_T),
-        positions_T=tensor(grown.positions()),
-        targets=Cells(rows_S, joined([example.targets_NK for example in chosen]), live_T, device),
-        cells_C=tensor(cells),
-        sequence_C=tensor(np.repeat(np.arange(len(chosen)), [e.targets_NK.size for e in chosen])[cells]),
-        weights_C=tensor(weights[cells]),
-        counted_C=tensor(joined([example.counted_NK for example in chosen])[cells]),
-        inputs_C={key: tensor(array[cells]) for key, array in inputs.items()},
+        layout=layout,
+        sequences=sequences,
+        tokens_T=torch.from_numpy(tokens_T),
+        positions_T=torch.from_numpy(_lengthened(grown.positions(), rows)),
+        targets=placed._replace(reach=count) if filled else placed,
+        cells_C=torch.from_numpy(cells),
+        sequence_C=of_cells(sequence),
+        weights_C=of_cells(weights),
+        counted_C=of_cells(joined([example.counted_NK for example in chosen])),
+        inputs_C={key: of_cells(array) for key, array in inputs.items()},
     )
+
+
+def _lengthened(values: np.ndarray, count: int) -> np.ndarray:
+    """With zeros behind."""
+    return np.concatenate([values, np.zeros(count - len(values), values.dtype)])
+
+
+def _live_rows(live: int, rows: int) -> int:
+    """Rounded up to quarters of the rows: rows that are counted live without need cost a product, and nothing else."""
+    step = -(-rows // 4)
+    return min(rows, -(-live // step) * step)

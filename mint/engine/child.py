@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -88,13 +89,19 @@ class Servant:
             self._call(self._backend, call, method, args)
 
     def _make(self, call: int, make: Callable[..., Backend], *args: Any) -> None:
+        gc.disable()  # importing makes a million objects that stay: looking through them takes half a second
         try:
             self._backend = make(*args)
         except Exception as error:
             self._failure = as_mint_error(error)
             self._send(call, "error", self._failure)
         else:
+            # What was imported and loaded stays: no full collection need look through all of it again.
+            gc.freeze()
             self._send(call, "result", None)
+        finally:
+            gc.freeze()
+            gc.enable()
 
     def _call(self, backend: Backend, call: int, method: str, args: tuple[Any, ...]) -> None:
         if method == "sample":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.fx.experimental._config as shapes_config
 from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -31,6 +32,8 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home / "mint" / "compiled")
     torch._dynamo.config.recompile_limit = _MOST_VARIANTS
     torch._dynamo.config.accumulated_recompile_limit = 8 * _MOST_VARIANTS
+    # Sizes that happen to be equal once are not the same: a single sequence is as long as all tokens together.
+    shapes_config.use_duck_shape = False
     return torch.compile(function)
 
 

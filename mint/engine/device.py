@@ -6,7 +6,11 @@ Nothing here knows a model; what depends on one (threads) takes the figure it ne
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -31,12 +35,18 @@ class Threads:
     reason: str
 
 
-def pick_device() -> Device:
+def pick_device(steady: bool = False) -> Device:
     if torch.cuda.is_available():
         reason = f"CUDA is available ({torch.cuda.get_device_name()}); bfloat16 is its fast format with float32's range"
-        return Device(torch.device("cuda"), torch.bfloat16, reason)
+        return Device(torch.device("cuda"), torch.bfloat16, reason, steady)
     reason = "no CUDA device; CPUs compute float32 at full speed, and exact sampler/trainer agreement needs it"
-    return Device(torch.device("cpu"), torch.float32, reason)
+    return Device(torch.device("cpu"), torch.float32, reason, steady)
+
+
+def wait_for_gpu() -> None:
+    """Until it has done all that it was given; at once where none is used."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def choose_threads(hidden_size: int) -> Threads:
@@ -47,6 +57,37 @@ def choose_threads(hidden_size: int) -> Threads:
         return Threads(1, f"hidden size {hidden_size} < {NARROW_MODEL}: starting threads costs more than they save")
     cores = _physical_cores()
     return Threads(cores, f"hidden size {hidden_size} >= {NARROW_MODEL}: one thread for each of {cores} physical cores")
+
+
+class Cores:
+    """The cores of a CPU, lent to whoever computes side by side: what nobody else has at the moment, at least one.
+
+    Only to those whose results do not depend on how many they get.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._lent = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, most: int | None = None) -> Iterator[int]:
+        with self._lock:
+            free = max(1, self.count - self._lent)
+            got = free if most is None else min(free, most)
+            self._lent += got
+        try:
+            yield got
+        finally:
+            with self._lock:
+                self._lent -= got
+
+
+@cache
+def cores() -> Cores:
+    """Those of this process; OMP_NUM_THREADS has the last word."""
+    asked = os.environ.get("OMP_NUM_THREADS")
+    return Cores(int(asked) if asked and asked.isdecimal() and int(asked) else _physical_cores())
 
 
 def _physical_cores() -> int:

@@ -42,5 +42,8 @@ def _is_disk_full(error: BaseException) -> bool:
 def _return_unused_memory() -> None:
     import torch
 
+    from mint.engine.memory import give_back_reserves
+
     if torch.cuda.is_available():
+        give_back_reserves()
         torch.cuda.empty_cache()

@@ -168,7 +168,7 @@ class FusedDecoder:
         pairs = self._pairs.setdefault(adapter, {})
         key = projection.paths[0]
         if key not in pairs:
-            pairs[key] = _joined(adapter, projection)
+            pairs[key] = joined(adapter, projection)
         return pairs[key]
 
 
@@ -197,7 +197,7 @@ def _fuse(parts: list[tuple[str, LoraLinear]]) -> Projection:
     return Projection(weight_OI, bias_O, paths, sizes)
 
 
-def _joined(adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:
+def joined(adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:
     held = [(n, adapter.weights[path]) for n, path in enumerate(projection.paths) if path in adapter.weights]
     if not held:
         return None

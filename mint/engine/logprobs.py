@@ -11,7 +11,7 @@ R rank, X = M, or M + R where the unembedding is adapted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,28 +27,52 @@ CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**28}
 FEWEST_ROWS = 64
 
 
-class Cells:
+class Cells(NamedTuple):
     """Which log-probs are wanted: of each cell the row of its hidden state and its target token.
 
     Kept in the order they are computed in: cells of live rows, which may have a gradient, before those of the others.
     """
 
-    def __init__(self, rows_C: np.ndarray, targets_C: np.ndarray, live_T: np.ndarray, device: torch.device) -> None:
-        order_T = np.argsort(~live_T, kind="stable")
-        places_C = np.argsort(order_T)[rows_C]
-        self._order_C = np.argsort(places_C, kind="stable")
-        self._sorted_C = places_C[self._order_C]
-        self.live = int(live_T.sum())
-        self.order_T = torch.from_numpy(order_T).to(device)
-        self.places_C = torch.from_numpy(self._sorted_C).to(device)
-        """Of each cell, where its row comes in `order_T`."""
-        self.targets_C = torch.from_numpy(targets_C[self._order_C]).to(device)
-        self.back_C = torch.from_numpy(np.argsort(self._order_C)).to(device)
-        """The way back to the order the cells were given in."""
+    order_T: Tensor
+    places_C: Tensor
+    """Of each cell, where its row comes in `order_T`."""
+    targets_C: Tensor
+    back_C: Tensor
+    """The way back to the order the cells were given in."""
+    live: int
+    """How many rows are live."""
+    reach: int
+    """No cell from here on belongs to a live row."""
 
-    def up_to(self, place: int) -> int:
-        """How many cells belong to rows before that place."""
-        return int(np.searchsorted(self._sorted_C, place))
+    @classmethod
+    def of(cls, rows_C: np.ndarray, targets_C: np.ndarray, live_T: np.ndarray) -> Cells:
+        """On the CPU."""
+        order_T = np.concatenate([np.flatnonzero(live_T), np.flatnonzero(~live_T)])
+        places_C = _inverse(order_T)[rows_C]
+        order_C = np.argsort(places_C, kind="stable")
+        places_C, live = places_C[order_C], int(live_T.sum())
+        return cls(
+            order_T=torch.from_numpy(order_T),
+            places_C=torch.from_numpy(places_C),
+            targets_C=torch.from_numpy(targets_C[order_C]),
+            back_C=torch.from_numpy(_inverse(order_C)),
+            live=live,
+            reach=int(np.searchsorted(places_C, live)),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.order_T, self.places_C, self.targets_C, self.back_C
+
+    def to(self, device: torch.device) -> Cells:
+        order_T, places_C, targets_C, back_C = (tensor.to(device) for tensor in self.tensors())
+        return Cells(order_T, places_C, targets_C, back_C, self.live, self.reach)
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    """Of a permutation."""
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def target_logprobs(
@@ -124,28 +148,34 @@ class _TargetLogprobs(torch.autograd.Function):
     def forward(ctx: Any, head: _Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
         live = cells.live if any(ctx.needs_input_grad) else 0
         wide_TX, weight_VX = head.widened(hidden_TM, pair)
-        parts, slopes, means = [], [wide_TX.new_empty(0)], [wide_TX.new_empty(0, weight_VX.shape[1])]
+        found_C = wide_TX.new_zeros(len(cells.targets_C))
+        sums, means = [], [wide_TX.new_empty(0, weight_VX.shape[1])]
         for start, stop in (*head.chunks(0, live), *head.chunks(live, len(hidden_TM))):
-            here = slice(cells.up_to(start), cells.up_to(stop))
             products_NV = head.products(wide_TX[start:stop], weight_VX)
-            logits_C, slopes_C = head.bent(products_NV[cells.places_C[here] - start, cells.targets_C[here]].float())
+            # Every cell looks at every chunk: which cells belong to it is no size, so a recorded pass serves them all.
+            place_C = (cells.places_C - start).clamp(0, stop - start - 1)
+            here_C = (cells.places_C >= start) & (cells.places_C < stop)
+            found_C = torch.where(here_C, products_NV[place_C, cells.targets_C], found_C)
             powers_NV, sum_N1, largest_N1 = head.powers(products_NV)
-            parts.append(logits_C - (largest_N1 + sum_N1.log())[cells.places_C[here] - start, 0])
+            sums.append(largest_N1 + sum_N1.log())
             if stop <= live:
-                slopes.append(slopes_C)
                 means.append((powers_NV @ weight_VX).div_(sum_N1))
+        logits_C, slopes_C = head.bent(found_C.float())
         ctx.head, ctx.cells = head, cells
-        ctx.save_for_backward(hidden_TM, torch.cat(slopes), torch.cat(means), *pair)
-        return torch.cat(parts)
+        ctx.save_for_backward(hidden_TM, slopes_C, torch.cat(means), *pair)
+        return logits_C - torch.cat(sums)[cells.places_C, 0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         head, cells = ctx.head, ctx.cells
         hidden_TM, slopes_C, means_NX, *pair = ctx.saved_tensors
         wide_TX, weight_VX = head.widened(hidden_TM, pair)
-        count, width = len(slopes_C), hidden_TM.shape[1]
-        places_C, targets_C, grad_C1 = cells.places_C[:count], cells.targets_C[:count], grads[0][:count, None]
-        given_C1 = grad_C1 * slopes_C[:, None]
+        count, width = cells.reach if cells.live else 0, hidden_TM.shape[1]
+        live_C = cells.places_C[:count] < cells.live
+        # What is added for cells of other rows is zero. It goes to many rows: on one, the additions would queue up.
+        places_C, targets_C = cells.places_C[:count] % max(1, cells.live), cells.targets_C[:count]
+        grad_C1 = torch.where(live_C, grads[0][:count], 0.0)[:, None]
+        given_C1 = grad_C1 * slopes_C[:count, None]
         # What the softmax takes from all logits of a row, by their probability: the sum over the row's cells.
         taken_N1 = grad_C1.new_zeros(cells.live, 1).index_add_(0, places_C, grad_C1 / head.temperature)
         found_NX = (means_NX * -taken_N1).index_add_(0, places_C, weight_VX[targets_C] * given_C1)

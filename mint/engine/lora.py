@@ -87,10 +87,12 @@ class Adapter:
             self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
 
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
-        """Adds gradients, given in the order of `parameters()`, to those waiting for the next optimizer step."""
+        """Adds gradients, given in the order of `parameters()` and given away, to those waiting for the next optimizer
+        step."""
         if self.gradients is None:
-            self.gradients = [torch.zeros_like(p, requires_grad=False) for p in self.parameters()]
-        torch._foreach_add_(self.gradients, list(gradients))
+            self.gradients = list(gradients)
+        else:
+            torch._foreach_add_(self.gradients, list(gradients))
 
     @torch.no_grad()
     def snapshot(self, dtype: torch.dtype | None = None) -> Adapter:
@@ -105,10 +107,16 @@ class Adapter:
 
 @torch.no_grad()
 def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-    """Frozen copies on the same device, in `dtype` if given; few launches on a GPU, however many tensors."""
-    copies = [torch.empty_like(tensor, dtype=dtype or tensor.dtype, requires_grad=False) for tensor in tensors]
-    torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
-    return copies
+    """Frozen copies on the same device, in `dtype` if given, parts of one piece of memory."""
+    parts = joined(tensors, dtype).split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+@torch.no_grad()
+def joined(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    """A copy of all their numbers side by side, in `dtype` if given: few launches on a GPU, however many tensors."""
+    together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    return together if dtype is None else together.to(dtype)
 
 
 Rows = Sequence[tuple[Adapter | None, int]]

@@ -27,7 +27,8 @@ from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
-from mint.engine.shared_attention import TreeAttention
+from mint.engine.native.library import prepare
+from mint.engine.shared_attention import FlashLayout, TreeAttention
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
@@ -84,17 +85,20 @@ class BaseModel:
     def load(cls, name: str, device: Device | None = None) -> BaseModel:
         """A bundled model (`mint/tiny`), a local folder, or a Hub id from the cache or, if need be, the network."""
         device = device or pick_device()
+        if device.torch_device.type == "cpu" and device.dtype == torch.float32:
+            prepare()  # the sampler's native code, compiled meanwhile if need be
         folder = find_folder(name)
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
         )
         return cls(name, folder, module, device)
 
-    def use_threads(self) -> None:
-        """torch keeps the number by thread: whoever computes says it first. Always the same for a model, whichever
-        others are loaded, because sums may be split among threads."""
-        if self._threads is not None and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+    def use_threads(self, count: int | None = None) -> None:
+        """torch keeps the number by thread: whoever computes says it first. Always the same for a model and a purpose,
+        whichever others are loaded, because sums may be split among threads."""
+        wanted = count or self._threads
+        if self.device.type == "cpu" and wanted is not None and torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, rows: Rows) -> Tensor:
         """The final hidden states [T, H], after the last norm."""
@@ -107,12 +111,29 @@ class BaseModel:
         return out.last_hidden_state[0, :count]
 
     def hidden_of_tree(
-        self, tokens_T: Tensor, positions_T: Tensor, tree: Tree, adapter: Adapter | None, lean: bool = False
+        self, tokens_T: Tensor, positions_T: Tensor, layout: Tree | FlashLayout, adapter: Adapter | None, lean: bool
     ) -> Tensor:
         """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours."""
         if self._fused is None:
-            return self.hidden(tokens_T, positions_T, TreeAttention(tree, self.device), [(adapter, len(tokens_T))])
-        return self._fused(tokens_T, positions_T, tree, low_ranks(adapter, self.dtype), lean)
+            assert isinstance(layout, Tree)
+            return self.hidden(tokens_T, positions_T, TreeAttention(layout, self.device), [(adapter, len(tokens_T))])
+        return self._fused(tokens_T, positions_T, layout, low_ranks(adapter, self.dtype), lean)
+
+    @property
+    def trains_filled(self) -> bool:
+        """Whether `hidden_of_tree` wants a `FlashLayout`..."""
+        return self._fused is not None and self._fused.flash
+
+    @property
+    def trains_recorded(self) -> bool:
+        """...and its pass can be recorded, as nothing in it is decided on the CPU."""
+        return self._fused is not None and self._fused.flash and self._fused.fixed_rotary
+
+    @property
+    def trains_side_by_side(self) -> bool:
+        """Whether several passes of `hidden_of_tree` may be under way at once: modules know one pass at a time."""
+        fused = self._fused
+        return self.device.type == "cpu" and fused is not None and fused.fixed_rotary and not fused.flash
 
     def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function as it is best called on this device."""

@@ -43,11 +43,16 @@ main(int(sys.argv[1]))
 
 
 def make_engine(
-    models: Sequence[str] | None, max_adapters: int | None = None, spill: Path | None = None, lean: bool = False
+    models: Sequence[str] | None,
+    max_adapters: int | None = None,
+    spill: Path | None = None,
+    lean: bool = False,
+    deterministic: bool = False,
 ) -> Backend:
+    from mint.engine.device import pick_device
     from mint.engine.engine import Engine
 
-    return Engine(models, room=max_adapters, spill=spill, lean=lean)
+    return Engine(models, pick_device(steady=deterministic), room=max_adapters, spill=spill, lean=lean)
 
 
 class EngineProcess:

@@ -91,7 +91,8 @@ def _of_like_shape(tree: Tree) -> list[list[int]]:
 
 
 class FlashLayout(NamedTuple):
-    """Where the nodes' queries and keys begin and end."""
+    """Where the nodes' queries and keys begin and end, in sizes rounded up (see `rounded`). What fills the difference
+    are nodes of their own, at the end, that nobody looks at; some of them are empty."""
 
     query_starts: Tensor
     key_starts: Tensor
@@ -103,27 +104,79 @@ class FlashLayout(NamedTuple):
     """Empty, as long as the longest node: a number the compiler takes for a changing size, not for a constant."""
     key_span: Tensor
 
+    def tensors(self) -> list[Tensor]:
+        """Those with something in them."""
+        return [self.query_starts, self.key_starts, *([] if self.keys_S is None else [self.keys_S])]
 
-def flash_layout(tree: Tree, device: torch.device) -> FlashLayout:
-    def starts(lengths: list[int]) -> Tensor:
-        return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
+    def spans(self) -> tuple[torch.Size, ...]:
+        return tuple(span.shape for span in (self.query_span, self.key_span, self.even) if span is not None)
 
-    def span(lengths: list[int]) -> Tensor:
-        return torch.empty(max(2, *lengths, 2), dtype=torch.uint8, device=device)
+    def to(self, device: torch.device) -> FlashLayout:
+        return FlashLayout(
+            query_starts=self.query_starts.to(device),
+            key_starts=self.key_starts.to(device),
+            keys_S=None if self.keys_S is None else self.keys_S.to(device),
+            even=None if self.even is None else self.even.to(device),
+            query_span=self.query_span.to(device),
+            key_span=self.key_span.to(device),
+        )
 
+
+def rounded(count: int, step: int = 1) -> int:
+    """Up to a multiple of `step` and to one of eight sizes an octave: few sizes, and at most an eighth more."""
+    step = max(step, (1 << (count - 1).bit_length()) // 16)
+    return -(-count // step) * step
+
+
+def power_of_two(count: int) -> int:
+    """Up to the next: for sizes that cost next to nothing."""
+    return 1 << (count - 1).bit_length()
+
+
+def flash_layout(tree: Tree) -> tuple[FlashLayout, int]:
+    """On the CPU; and how many rows there are with the filling."""
     keys = tree.keys()
     seen = [len(rows) for rows in keys]
     shared = tree.roots < len(tree.lengths)
     # Of one sequence, or of one token each, the compiler would make a function of its own.
-    even = not shared and len(set(seen)) == 1 and len(seen) > 1 and seen[0] > 1
-    return FlashLayout(
-        query_starts=starts(tree.lengths),
-        key_starts=starts(seen),
-        keys_S=torch.from_numpy(np.concatenate(keys)).to(device) if shared else None,
-        even=torch.empty(len(keys), seen[0], dtype=torch.uint8, device=device) if even else None,
-        query_span=span(tree.lengths),
-        key_span=span(seen),
+    if not shared and len(set(seen)) == 1 and len(seen) > 1 and seen[0] > 1:
+        count, length = rounded(len(seen)), seen[0]
+        starts, span = _starts([length] * count), _span(length)
+        even = torch.empty(count, length, dtype=torch.uint8)
+        return FlashLayout(starts, starts.clone(), None, even, span, span), count * length
+    # Keys that are gathered need somebody to look at them, or their gradient would be whatever was in memory.
+    rows = rounded(tree.size + int(shared), 16)
+    longest = power_of_two(max(tree.lengths))
+    filling = _pieces(rows - tree.size, longest)
+    filling_seen, keys_S = filling.copy(), None
+    if shared:
+        total = sum(seen) + sum(filling)
+        filling_seen[0] += rounded(total, 16) - total
+        keys_S = torch.from_numpy(np.concatenate([*keys, np.full(sum(filling_seen), rows - 1)]))
+    empty = [0] * (power_of_two(len(seen) + len(filling)) - len(seen) - len(filling))
+    key_lengths = [*seen, *filling_seen, *empty]
+    layout = FlashLayout(
+        query_starts=_starts([*tree.lengths, *filling, *empty]),
+        key_starts=_starts(key_lengths),
+        keys_S=keys_S,
+        even=None,
+        query_span=_span(longest),
+        key_span=_span(power_of_two(max(key_lengths))),
     )
+    return layout, rows
+
+
+def _starts(lengths: list[int]) -> Tensor:
+    return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32)
+
+
+def _span(length: int) -> Tensor:
+    return torch.empty(max(2, length), dtype=torch.uint8)
+
+
+def _pieces(count: int, longest: int) -> list[int]:
+    """The count in parts of at most `longest`."""
+    return [min(longest, count - start) for start in range(0, count, longest)]
 
 
 def flash_attention(

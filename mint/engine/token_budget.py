@@ -6,6 +6,7 @@ calls must give the same bits whatever else the machine is doing.
 
 from __future__ import annotations
 
+from mint.engine.device import cores
 from mint.engine.memory import free_memory
 from mint.engine.model import BaseModel
 
@@ -17,6 +18,9 @@ ACTIVATION_BYTES = {"cpu": 2 * 2**30, "cuda": 32 * 2**30}
 # then to hide what happens between them, and sampling should not wait for longer.
 MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
 FEWEST_TOKENS = 256
+# On a CPU a call is cut into as many micro-batches as there are cores to compute them side by side, unless they would
+# have fewer tokens than this: what happens between their products would take longer than the products.
+FEWEST_SIDE_BY_SIDE = 128
 # Of a GPU's free memory; the rest is for logits, gradients and whoever samples.
 SHARE_OF_FREE = 0.5
 
@@ -28,13 +32,24 @@ class TokenBudget:
         self._kind = model.device.type if model.device.type in MOST_TOKENS else "cpu"
         self._adapts = fixed is None and self._kind == "cuda"
         self._most = MOST_TOKENS[self._kind]
-        self.tokens = fixed or self._within(ACTIVATION_BYTES[self._kind] // _bytes_per_token(model, lean))
+        tokens = max(1, ACTIVATION_BYTES[self._kind] // _bytes_per_token(model, lean))
+        side_by_side = min(cores().count, max(1, tokens // FEWEST_SIDE_BY_SIDE))
+        self.lanes = side_by_side if fixed is None and model.trains_side_by_side else 1
+        """Micro-batches that may be computed at once, each in its share of the memory."""
+        self.tokens = fixed or self._within(tokens // self.lanes)
+
+    def parts(self, tokens: int) -> int:
+        """Into how many micro-batches so many tokens are best cut."""
+        least = -(-tokens // self.tokens)
+        if self.lanes == 1:
+            return least
+        most = max(1, tokens // FEWEST_SIDE_BY_SIDE)
+        return max(least, min(most, -(-least // self.lanes) * self.lanes))
 
     def measured(self, tokens: int, kept: int) -> None:
-        """A forward pass over so many tokens kept so many bytes for its backward pass."""
+        """A forward pass over so many tokens kept so many bytes for its backward pass, which is over."""
         if self._adapts and tokens >= FEWEST_TOKENS and kept > 0:
-            available = free_memory(self._device) + kept
-            self.tokens = self._within(int(SHARE_OF_FREE * available * tokens / kept))
+            self.tokens = self._within(int(SHARE_OF_FREE * free_memory(self._device) * tokens / kept))
 
     def halve(self) -> None:
         """Memory ran out: not so many again."""

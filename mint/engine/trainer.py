@@ -8,18 +8,21 @@ all or nothing: gradients reach the adapter only when the whole call went well. 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.batch import Batch, pack, plan, read_data
-from mint.engine.logprobs import target_logprobs
+from mint.engine.batch import Batch, Example, pack, plan, plan_evenly, read_data
+from mint.engine.device import cores
 from mint.engine.lora import Adapter
-from mint.engine.losses import LOSSES, LossFn, LossTokens, Terms
-from mint.engine.memory import used_memory
+from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
+from mint.engine.pass_graphs import PassGraphs
+from mint.engine.side_by_side import SideBySide
 from mint.engine.token_budget import TokenBudget
+from mint.engine.training_pass import Figures, Pass, Work
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, TensorData
 
@@ -33,6 +36,13 @@ class Trainer:
         self._model = model
         self._lean = lean
         self._budget = TokenBudget(model, lean, token_budget)
+        self._run = PassGraphs(model)
+        self._side_by_side = SideBySide(self._budget.lanes)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of a GPU that recorded passes keep for themselves."""
+        return self._run.bytes
 
     def forward_backward(
         self,
@@ -47,77 +57,130 @@ class Trainer:
         for scoring alone, it is the base model."""
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
-        logprobs: dict[int, TensorData] = {}
-        gradients: list[Tensor] | None = None
-        tally = _Tally()
+        work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
+        outcome = _Outcome()
+        if self._budget.lanes > 1:
+            yield from self._on_cores(adapter, examples, work, outcome)
+        else:
+            yield from self._one_by_one(adapter, examples, work, outcome)
+        if outcome.gradients_P is not None and adapter is not None:
+            _check_gradients(outcome.gradients_P)
+            parameters = adapter.parameters()
+            parts = outcome.gradients_P.split([p.numel() for p in parameters])
+            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+        logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
+        return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
+
+    def _on_cores(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
+        """On a CPU: as many micro-batches at once as there are cores for. How many is no matter to the result: they are
+        cut by the call's data alone, and added in their order."""
+        lanes = self._budget.lanes
+        threads = max(1, cores().count // lanes)
+
+        def call(indices: list[int]) -> _Running:
+            self._model.use_threads(threads)
+            batch = pack(indices, examples, self._model.trains_filled)
+            return _Running(batch, self._run(adapter, batch, work))
+
+        sequences = [example.tokens_N for example in examples]
+        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        while pending:
+            with cores().lend(min(len(pending), lanes) * threads) as lent:
+                now = max(1, lent // threads)
+                found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
+            for one in found:
+                outcome.add(one)
+            pending = pending[now:]
+            yield
+
+    def _one_by_one(
+        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+    ) -> Generator[None, None, None]:
+        running: _Running | None = None
         pending = plan([example.tokens_N for example in examples], self._budget.tokens)
         while pending:
             indices = pending.pop(0)
-            batch = pack(indices, examples, self._model.device)
-            passed = self._within_memory(adapter, batch, LOSSES[loss_fn], options, backward, tally)
-            if passed is None:
+            batch = pack(indices, examples, self._model.trains_filled)
+            found = self._within_memory(adapter, batch, work)
+            if found is None:
                 torch.cuda.empty_cache()
                 middle = len(indices) // 2
                 pending[:0] = [indices[:middle], indices[middle:]]
                 continue
-            logprobs_S, found = passed
-            logprobs.update(zip(indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
-            if gradients is None:
-                gradients = found
-            elif found is not None:
-                torch._foreach_add_(gradients, found)
+            # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
+            if running is not None:
+                outcome.add(running)
+            running = _Running(batch, found)
             yield
-        if gradients is not None and adapter is not None:
-            _check_gradients(gradients)
-            adapter.accumulate(gradients)
-        return ForwardBackwardOutput([{"logprobs": logprobs[i]} for i in range(len(data))], tally.metrics())
+        if running is not None:
+            outcome.add(running)
 
-    def _within_memory(
-        self,
-        adapter: Adapter | None,
-        batch: Batch,
-        loss: LossFn,
-        options: Mapping[str, float],
-        backward: bool,
-        tally: _Tally,
-    ) -> tuple[Tensor, list[Tensor] | None] | None:
+    def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
         try:
-            return self._micro_batch(adapter, batch, loss, options, backward, tally)
+            return self._micro_batch(adapter, batch, work)
         except torch.OutOfMemoryError:
+            if self._run.give_back():
+                torch.cuda.empty_cache()
+                return self._within_memory(adapter, batch, work)
             self._budget.halve()
             if len(batch.indices) == 1:
                 raise
             return None
 
-    def _micro_batch(
-        self,
-        adapter: Adapter | None,
-        batch: Batch,
-        loss: LossFn,
-        options: Mapping[str, float],
-        backward: bool,
-        tally: _Tally,
-    ) -> tuple[Tensor, list[Tensor] | None]:
-        model = self._model
-        model.use_threads()
-        before = used_memory(model.device)
-        with torch.set_grad_enabled(backward):
-            hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, batch.tree, adapter, self._lean)
-            logprobs_S = target_logprobs(model, adapter, hidden_TM, batch.targets, options.get("temperature", 1.0))
-            tokens = batch.loss_tokens(logprobs_S)
-            terms = loss(tokens, options)
-            loss_C = batch.weights_C * terms.loss
-            total = loss_C.sum()
-        if backward:
-            self._budget.measured(batch.tree.size, used_memory(model.device) - before)
-        found: list[Tensor] | None = None
-        if backward and adapter is not None:
-            # Before anything is looked at: a GPU should know the whole pass before it is waited for.
-            found = list(torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True))
-        _check_finite(batch, logprobs_S, tokens, loss_C)
-        tally.add(batch, tokens, terms, loss_C)
-        return logprobs_S, found
+    def _micro_batch(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass:
+        self._model.use_threads()
+        found = self._run(adapter, batch, work)
+        if work.backward:
+            self._budget.measured(len(batch.tokens_T), found.kept)
+        return found
+
+
+class _Running:
+    """A pass that a GPU may still be at. What will be read of it is on its way from the start: asked for later, it
+    would come after whatever the GPU was given since."""
+
+    def __init__(self, batch: Batch, found: Pass) -> None:
+        self.batch, self.found = batch, found
+        self._read = [_on_its_way(tensor) for tensor in (found.figures, found.logprobs_S)]
+        self._arrived = torch.cuda.Event() if found.figures.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> tuple[Figures, Tensor]:
+        """The figures and the log-probs."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        figures, logprobs_S = self._read
+        return Figures(*figures.tolist()), logprobs_S
+
+
+def _on_its_way(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class _Outcome:
+    """What the micro-batches of a call have given so far."""
+
+    def __init__(self) -> None:
+        self.logprobs: dict[int, TensorData] = {}
+        self.gradients_P: Tensor | None = None
+        self.tally = _Tally()
+
+    def add(self, running: _Running) -> None:
+        batch, found = running.batch, running.found
+        figures, logprobs_S = running.read()
+        _check_finite(batch, found, figures)
+        self.tally.add(figures)
+        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
+        if self.gradients_P is None:
+            self.gradients_P = found.gradients_P
+        elif found.gradients_P is not None:
+            self.gradients_P += found.gradients_P
 
 
 class _Tally:
@@ -129,24 +192,21 @@ class _Tally:
         self._sums: dict[str, float] = {}
         self._ratio_range: tuple[float, float] | None = None
 
-    @torch.no_grad()
-    def add(self, batch: Batch, tokens: LossTokens, terms: Terms, loss_C: Tensor) -> None:
-        self._loss += float(loss_C.sum())
-        counted = batch.counted_C
-        self._count += int(counted.sum())
-        if terms.ratio is None or not bool(counted.any()):
+    def add(self, figures: Figures) -> None:
+        self._loss += figures.loss
+        self._count += int(figures.tokens)
+        if figures.ratio is None or not figures.tokens:
             return
-        ratio = terms.ratio[counted]
         low, high = self._ratio_range or (float("inf"), float("-inf"))
-        self._ratio_range = min(low, float(ratio.min())), max(high, float(ratio.max()))
-        self._add("ratio:mean", ratio)
-        self._add("kl_sample_train:mean", (tokens.q - tokens.p)[counted])
-        self._add("entropy_sampled:mean", -tokens.p[counted])
-        if terms.clipped is not None:
-            self._add("clip_fraction:mean", terms.clipped[counted])
+        self._ratio_range = min(low, figures.ratio_min), max(high, figures.ratio_max)
+        self._add("ratio:mean", figures.ratio)
+        self._add("kl_sample_train:mean", figures.kl)
+        self._add("entropy_sampled:mean", figures.entropy)
+        if figures.clipped is not None:
+            self._add("clip_fraction:mean", figures.clipped)
 
-    def _add(self, name: str, values: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
+    def _add(self, name: str, value: float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
         """Every name ends in how the metrics of several calls combine."""
@@ -157,26 +217,26 @@ class _Tally:
         return metrics
 
 
-def _check_finite(batch: Batch, logprobs_S: Tensor, tokens: LossTokens, loss_C: Tensor) -> None:
-    if not bool(torch.isfinite(logprobs_S).all()):
+def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
+    if not figures.finite_logprobs:
         raise BadRequest(
             "the adapter gives log-probs that are not finite, so its weights have diverged; load an earlier checkpoint "
             "and lower the learning rate. Nothing was accumulated."
         )
-    bad = (~torch.isfinite(loss_C)).nonzero()
-    if len(bad):
-        cell = int(bad[0])
+    if not figures.finite_loss:
+        cell = int((~torch.isfinite(found.loss_C)).nonzero()[0])
         datum, position = batch.locate(cell)
         raise BadRequest(
-            f"datum {datum}: the loss is {loss_C[cell].item()} at position {position}, where the recorded log-prob is "
-            f"{tokens.q[cell].item():.4g}, the trainer's {tokens.p[cell].item():.4g}, the advantage "
-            f"{tokens.advantages[cell].item():.4g} and the weight {batch.weights_C[cell].item():.4g}. "
+            f"datum {datum}: the loss is {found.loss_C[cell].item()} at position {position}, where the recorded "
+            f"log-prob is {batch.inputs_C['logprobs'][cell].item():.4g}, the trainer's {found.p_C[cell].item():.4g}, "
+            f"the advantage {batch.inputs_C['advantages'][cell].item():.4g} and the weight "
+            f"{batch.weights_C[cell].item():.4g}. "
             "Check the log-probs and the size of advantages and weights. Nothing was accumulated."
         )
 
 
-def _check_gradients(gradients: Sequence[Tensor]) -> None:
-    if not bool(torch.isfinite(torch.cat([gradient.reshape(-1) for gradient in gradients])).all()):
+def _check_gradients(gradients_P: Tensor) -> None:
+    if not bool(torch.isfinite(gradients_P).all()):
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from mint.engine.faults import as_mint_error
-from mint.engine.lora import Adapter, copied
+from mint.engine.lora import Adapter, joined
 from mint.engine.model import BaseModel
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.sequence import OnDone
@@ -241,11 +241,12 @@ def check_copy(trained: Adapter, copy: Adapter) -> None:
             f"training {trained.scale:g} on {len(trained.weights)}. {REPORT}"
         )
     copies = copy.parameters()
-    rounded = copied(trained.parameters(), copies[0].dtype)
+    difference = joined(trained.parameters(), copies[0].dtype) - joined(copies, None)
     # A NaN, of a training that diverged, is not above 0 either; the sampler says so when it meets one.
-    differ = torch.stack(torch._foreach_norm(torch._foreach_sub(rounded, copies))) > 0
-    if bool(differ.any()):
-        path = list(trained.weights)[int(differ.nonzero()[0]) // 2]
+    if bool((difference.abs() > 0).any()):
+        sizes = [tensor.numel() for tensor in copies]
+        first = next(n for n, part in enumerate(difference.split(sizes)) if bool((part.abs() > 0).any()))
+        path = list(trained.weights)[first // 2]
         raise Internal(f"snapshot refused: its weights of {path} are not those of the adapter in training. {REPORT}")
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from mint.engine.device import wait_for_gpu
 from mint.engine.faults import as_mint_error
 from mint.engine.lanes import Lanes, Task
 from mint.engine.sampler.sampler import Sampler
@@ -78,16 +79,24 @@ class Worker:
         self.lanes.run_quick()
         sampling = [sampler for sampler in self._samplers() if sampler.has_work]
         if self.lanes.has_work and (self._owed <= 0 or not sampling):
+            _each(sampling, lambda sampler: sampler.settle())  # so that the time of one is not taken for the other's
             started = time.perf_counter()
             self.lanes.step()
+            if sampling:
+                wait_for_gpu()  # it may still be at what this step gave it, which is time of training
             self._owed = time.perf_counter() - started
         started = time.perf_counter()
-        for sampler in sampling:
-            try:
-                sampler.step()
-            except Exception as error:
-                sampler.abort(as_mint_error(error))
+        _each(sampling, lambda sampler: sampler.step())
         self._owed -= time.perf_counter() - started
+
+
+def _each(samplers: Sequence[Sampler], work: Callable[[Sampler], object]) -> None:
+    """What fails for one sampler fails what runs in it, and nothing else."""
+    for sampler in samplers:
+        try:
+            work(sampler)
+        except Exception as error:
+            sampler.abort(as_mint_error(error))
 
 
 def _closed_error() -> Internal:

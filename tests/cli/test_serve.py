@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mint.cli.__main__ import app
+from mint.config import ServerConfig
 from mint.version import __version__
 
 MINT = [sys.executable, "-m", "mint.cli"]
@@ -29,6 +30,14 @@ def test_help_lists_the_verbs_without_loading_anything_heavy() -> None:
 
 def test_the_version_is_told() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.strip() == f"mint {__version__}"
+
+
+def test_deterministic_sampling_is_asked_for_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served: list[ServerConfig] = []
+    monkeypatch.setattr("mint.cli.serve.run", lambda config, runs: served.append(config))
+    for flags in ([], ["--deterministic"]):
+        assert CliRunner().invoke(app, ["serve", "--port", "0", "--data", str(tmp_path), *flags]).exit_code == 0
+    assert [config.deterministic for config in served] == [False, True]
 
 
 def test_listening_to_the_world_without_keys_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

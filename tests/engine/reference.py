@@ -81,3 +81,31 @@ def policy_datum(rng: np.random.Generator, length: int, prompt: int, **inputs: A
             **inputs,
         },
     )
+
+
+def group_data(seed: int, prompts: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Datum]:
+    """For each prompt, datums of those answer lengths; targets and weights as nobody would choose them."""
+    rng = np.random.default_rng(seed)
+    data = []
+    for prompt, lengths in zip(prompts, answers, strict=True):
+        common = rng.integers(0, 97, prompt)
+        for length in lengths:
+            tokens = np.concatenate([common, rng.integers(0, 97, length)])
+            weights = rng.normal(size=len(tokens)) * (rng.random(len(tokens)) < 0.7)
+            inputs = {
+                "target_tokens": rng.integers(0, 97, len(tokens)),
+                "weights": weights,
+                "logprobs": -4 + rng.normal(size=len(tokens)),
+                "advantages": rng.normal(size=len(tokens)),
+            }
+            data.append(Datum(ModelInput.from_ints(tokens.tolist()), inputs))
+    rng.shuffle(data)  # type: ignore[arg-type]
+    return data
+
+
+SHARED = {
+    "a group": ([20], [[5, 9, 1, 12]]),
+    "an answer of no tokens": ([24], [[0, 7, 0]]),
+    "groups, singles and a short prompt": ([33, 17, 11, 40], [[8, 8, 3], [2, 20], [4, 5, 6], [9]]),
+    "nothing in common": ([0, 0, 0], [[13], [21], [5]]),
+}

@@ -16,7 +16,9 @@ from mint.engine.model import BaseModel
 from mint.engine.sampler import gathered
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
+from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.sampler import Sampler
+from mint.engine.sampler.torch_reader import TorchReader
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 
@@ -74,6 +76,7 @@ def test_runs_are_filled_up_to_whole_multiples() -> None:
 def samples(model: BaseModel) -> list[SampleResponse]:
     """Requests of different lengths that come and go."""
     sampler = Sampler(model, Limits(4, 200, 200, 16, 32))
+    sampler.runner = Runner(model, TorchReader(model, 4))
     found: dict[int, SampleResponse] = {}
     for n, (prompt, max_tokens) in enumerate([(5, 20), (17, 9), (3, 30), (30, 12)]):
         params = SamplingParams(max_tokens=max_tokens, seed=n, stop=[])

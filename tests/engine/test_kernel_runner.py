@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.sampler import Sampler
+from mint.engine.sampler.torch_reader import TorchReader
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 pytestmark = [
@@ -95,8 +97,11 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Says which of the two runners samplers made from now on use."""
     ours = sampler_module.runner_for
 
+    def plain(model: BaseModel, block_size: int) -> Runner:
+        return Runner(model, TorchReader(model, block_size))
+
     def choose(kernels: bool) -> None:
-        monkeypatch.setattr(sampler_module, "runner_for", ours if kernels else Runner)
+        monkeypatch.setattr(sampler_module, "runner_for", ours if kernels else plain)
 
     return choose
 
@@ -190,3 +195,42 @@ def test_a_steady_device_gives_the_same_bits_in_any_company(tmp_path: Path) -> N
         assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
         assert [s.logprobs for s in one.sequences] == [s.logprobs for s in other.sequences]
         assert one.prompt_logprobs == other.prompt_logprobs
+
+
+def test_prompts_read_by_a_recorded_pass_are_scored_as_by_one_that_is_not(tmp_path: Path) -> None:
+    model = load("qwen3", tmp_path, cuda(torch.float32))
+    adapter = random_adapter(model, LoraConfig(rank=8, seed=1), 1)
+    rng = np.random.default_rng(0)
+    rounds = [
+        [(ask(random_tokens(rng, n), 2, 5, prompt_logprobs=True), adapter) for n in (9, 33, 70)] for _ in range(6)
+    ]
+    sampler = Sampler(model)
+    for asked in rounds:  # of one size: run as it is, then recorded, then replayed
+        for one, other in zip(answers(sampler, asked), answers(Sampler(model), asked), strict=True):
+            assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
+            assert gaps(one, other).max() < 2e-3
+
+
+def test_whoever_joins_late_changes_nothing_for_those_who_decode(
+    tmp_path: Path, runner: Callable[[bool], None]
+) -> None:
+    model = load("qwen3", tmp_path, cuda(torch.float32))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    likeliest = [
+        (replace(request, sampling_params=replace(request.sampling_params, temperature=0.0)), adapter)
+        for request, adapter in mixed(model)
+    ]
+    found = []
+    for kernels in (False, True):
+        runner(kernels)
+        sampler, got = Sampler(model, Limits(16, 2000, 2000, 256, 128)), {}
+        for n, (request, adapter) in enumerate(likeliest):
+            sampler.add(request, adapter, lambda answer, n=n, got=got: got.__setitem__(n, answer))  # type: ignore[misc]
+            sampler.step()
+            sampler.step()
+        while sampler.has_work:
+            sampler.step()
+        assert sampler.cache.used == 0
+        found.append([got[n] for n in range(len(likeliest))])
+    for one, other in zip(*found, strict=True):
+        assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]

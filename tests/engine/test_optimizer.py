@@ -41,7 +41,7 @@ def test_steps_are_those_of_torch_with_decay_clipping_and_changing_settings(adap
     ours = AdamW(adapter)
     for number, params in enumerate(STEPS):
         gradients = draw_gradients(adapter, number)
-        adapter.accumulate(gradients)
+        adapter.accumulate([gradient.clone() for gradient in gradients])
         metrics = ours.step(params)
 
         before = [p.detach().clone() for p in reference]
@@ -90,7 +90,7 @@ def test_a_step_clears_the_gradients(adapter: Adapter) -> None:
 
 def test_gradients_of_two_calls_add_up(adapter: Adapter) -> None:
     first, second = draw_gradients(adapter, 0), draw_gradients(adapter, 1)
-    adapter.accumulate(first)
+    adapter.accumulate([gradient.clone() for gradient in first])
     adapter.accumulate(second)
     assert adapter.gradients is not None
     for total, a, b in zip(adapter.gradients, first, second, strict=True):

@@ -25,7 +25,9 @@ from mint.errors import BadRequest, Internal, MintError
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
 
 SMALL = Limits(block_size=4, blocks=8, max_blocks=256, token_budget=64, max_sequences=32)
-TOLERANCE = 1e-5
+# The large weights of the test models amplify rounding: in float32 their log-probs are up to 2.3e-5 away from those in
+# float64, the trainer's as well as the sampler's. `test_native` holds models with ordinary weights to 1e-5.
+TOLERANCE = 3e-5
 
 
 def request(prompt: Sequence[int], n: int = 1, **options: Any) -> SampleRequest:

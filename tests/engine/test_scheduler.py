@@ -212,3 +212,49 @@ def test_who_draws_in_a_special_way_draws_one_token_a_step() -> None:
     s.add(special)
     step(s)
     assert [work.steps for work in step(s).work] == [1]
+
+
+def test_a_step_that_follows_goes_on_where_the_one_before_it_will_end() -> None:
+    s = scheduler(burst=8)
+    s.add(sequence(10, max_tokens=30))
+    s.add(sequence(6, max_tokens=9))
+    step(s)
+    plan = s.schedule()
+    following = s.follow(plan)
+    assert [work.steps for work in plan.work] == [8, 8] and following is not None and following.follows
+    assert [(work.ahead, work.steps) for work in following.work] == [(8, 8)], "the other will have drawn all it may"
+    assert len(following.work[0].sequence.blocks) == s.cache.blocks_for(10 + 8 + 8)
+
+
+def test_nothing_follows_while_somebody_could_join() -> None:
+    s = scheduler(burst=8, places=2)
+    s.add(sequence(10, max_tokens=30))
+    step(s)
+    plan = s.schedule()
+    s.add(sequence(4, max_tokens=30))
+    assert s.follow(plan) is None
+
+
+def test_a_full_house_goes_on_unless_a_place_becomes_free() -> None:
+    for other, follows in ((30, True), (6, False)):
+        s = scheduler(burst=8, places=2)
+        s.add(sequence(10, max_tokens=30))
+        s.add(sequence(4, max_tokens=other))
+        step(s)
+        s.add(sequence(4, max_tokens=30))
+        assert (s.follow(s.schedule()) is not None) is follows
+
+
+def test_nothing_follows_that_would_make_somebody_give_way() -> None:
+    s = scheduler(blocks=5, burst=4)
+    s.add(sequence(8, max_tokens=30))
+    step(s)
+    plan = s.schedule()
+    assert [work.steps for work in plan.work] == [4]
+    following = s.follow(plan)
+    assert following is not None
+    s.commit(plan)
+    following.work[0].sequence.tokens += [7] * 4
+    following.work[0].sequence.logprobs += [-1.0] * 4
+    taken = s.cache.take(s.cache.available)
+    assert s.follow(following) is None and taken is not None

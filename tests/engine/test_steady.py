@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from reference import random_adapter, random_tokens
 from mint.engine import steady
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.process import make_engine
 from mint.engine.sampler.limits import Limits
+from mint.engine.sampler.runners import runner_for
 from mint.engine.sampler.sampler import Sampler
+from mint.errors import BadRequest
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 Answers = list[SampleResponse]
@@ -130,3 +134,21 @@ def test_reading_a_prompt_in_any_pieces_gives_the_same_bits(
     for other in found[1:]:
         assert other.prompt_logprobs == found[0].prompt_logprobs
         assert other.sequences == found[0].sequences
+
+
+def test_the_flag_of_the_server_reaches_the_device(tiny_folder: Callable[[str], Path]) -> None:
+    for asked in (False, True):
+        engine = make_engine([str(tiny_folder("qwen3"))], deterministic=asked)
+        try:
+            assert engine._device.steady is asked  # type: ignore[attr-defined]
+        finally:
+            engine.close()
+
+
+def test_a_gpu_model_that_cannot_be_sampled_steadily_is_refused(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("gemma3")
+    monkeypatch.setattr(model, "fixed_rows", 256)  # as a steady GPU has it
+    with pytest.raises(BadRequest, match=r"cannot be sampled deterministically on this GPU.*without --deterministic"):
+        runner_for(model, 16)

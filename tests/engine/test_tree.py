@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import random_adapter
+from reference import SHARED, group_data, random_adapter
 from test_trainer import assert_gradients, train
-from torch import Tensor
 
-from mint.engine import layers, tree
+from mint.engine import tree
 from mint.engine.batch import plan
-from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.model import BaseModel
-from mint.engine.shared_attention import FlashLayout
 from mint.engine.trainer import Trainer
-from mint.types import Datum, LoraConfig, ModelInput
+from mint.types import LoraConfig
 
 
 @settings(max_examples=150, deadline=None)
@@ -67,34 +63,6 @@ def test_micro_batches_keep_groups_together_and_count_their_prompt_once() -> Non
     assert all(tree.grow([sequences[i] for i in batch]).size <= 120 for batch in plan(sequences, 120))
 
 
-def group_data(seed: int, prompts: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Datum]:
-    """For each prompt, datums of those answer lengths; targets and weights as nobody would choose them."""
-    rng = np.random.default_rng(seed)
-    data = []
-    for prompt, lengths in zip(prompts, answers, strict=True):
-        common = rng.integers(0, 97, prompt)
-        for length in lengths:
-            tokens = np.concatenate([common, rng.integers(0, 97, length)])
-            weights = rng.normal(size=len(tokens)) * (rng.random(len(tokens)) < 0.7)
-            inputs = {
-                "target_tokens": rng.integers(0, 97, len(tokens)),
-                "weights": weights,
-                "logprobs": -4 + rng.normal(size=len(tokens)),
-                "advantages": rng.normal(size=len(tokens)),
-            }
-            data.append(Datum(ModelInput.from_ints(tokens.tolist()), inputs))
-    rng.shuffle(data)  # type: ignore[arg-type]
-    return data
-
-
-SHARED = {
-    "a group": ([20], [[5, 9, 1, 12]]),
-    "an answer of no tokens": ([24], [[0, 7, 0]]),
-    "groups, singles and a short prompt": ([33, 17, 11, 40], [[8, 8, 3], [2, 20], [4, 5, 6], [9]]),
-    "nothing in common": ([0, 0, 0], [[13], [21], [5]]),
-}
-
-
 @pytest.mark.parametrize("shape", SHARED)
 def test_shared_beginnings_give_the_log_probs_and_gradients_of_sequences_computed_alone(
     model: BaseModel, monkeypatch: pytest.MonkeyPatch, shape: str
@@ -133,45 +101,3 @@ def test_lean_training_gives_the_same_bits(model: BaseModel) -> None:
     assert train(Trainer(model, lean=True), lean, data) == train(Trainer(model), plain, data)
     assert lean.gradients is not None and plain.gradients is not None
     assert all(torch.equal(a, b) for a, b in zip(lean.gradients, plain.gradients, strict=True))
-
-
-def dense_attention(layout: FlashLayout, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """What flash attention makes of a layout, written out: the ends of a node's queries and keys are lined up."""
-    if layout.keys_S is not None:
-        k, v = k[layout.keys_S], v[layout.keys_S]
-    out = []
-    group = q.shape[1] // k.shape[1]
-    spans = zip(pairwise(layout.query_starts.tolist()), pairwise(layout.key_starts.tolist()), strict=True)
-    for (q_start, q_stop), (k_start, k_stop) in spans:
-        assert q_stop - q_start <= len(layout.query_span) and k_stop - k_start <= len(layout.key_span)
-        keys, values = (x[k_start:k_stop].repeat_interleave(group, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[q_start:q_stop], keys) * scale
-        here = torch.arange(k_stop - k_start)
-        distance = here[k_stop - k_start - (q_stop - q_start) :, None] - here[None]
-        hidden = (distance < 0) | (distance >= (window or 10**9))
-        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
-    return torch.cat(out)
-
-
-@pytest.mark.parametrize("shape", SHARED)
-def test_the_layout_for_flash_attention_says_what_buckets_compute(
-    model: BaseModel, monkeypatch: pytest.MonkeyPatch, shape: str
-) -> None:
-    monkeypatch.setattr(layers, "flash_attention", dense_attention)
-    monkeypatch.setattr(layers, "compiled", lambda function: function)
-    flash = FusedLayers.of(model._decoder, model.windows, flash=True)
-    adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
-    sequences = [np.asarray(datum.model_input.to_ints()) for datum in group_data(4, *SHARED[shape])]
-    grown = tree.grow(sequences)
-    tokens = np.zeros(grown.size, np.int64)
-    for sequence, rows in zip(sequences, grown.rows, strict=True):
-        tokens[rows] = sequence
-    tokens_T, positions_T = torch.from_numpy(tokens), torch.from_numpy(grown.positions())
-    added = low_ranks(adapter, model.dtype)
-    assert flash is not None and model._fused is not None
-    torch.testing.assert_close(
-        flash(tokens_T, positions_T, grown, added),
-        model._fused(tokens_T, positions_T, grown, added),
-        atol=2e-5,
-        rtol=1e-4,
-    )

@@ -12,9 +12,11 @@ import pytest
 import torch
 from tiny_models import FAMILIES
 
-import mint.engine.sampler.paged as paged
 from mint.engine.engine import Engine, Policy
 from mint.engine.lora import Adapter
+from mint.engine.sampler.drawing import Drawn
+from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.scheduler import Plan
 from mint.engine.verify import effect
 from mint.errors import Internal
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
@@ -172,13 +174,14 @@ def test_other_weights_than_those_trained_are_named_with_the_figures(engine: Eng
 
 def test_a_corrupt_cache_is_noticed_by_what_is_read_from_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     train(engine, "a")
-    read = paged.BlockStore.read
+    run = Runner.run
 
-    def garbled(self: paged.BlockStore, layer: int, blocks: torch.Tensor) -> Any:
-        keys, values = read(self, layer, blocks)
-        return keys, values.roll(1, 0)
+    def garbled(self: Runner, plan: Plan) -> list[Drawn]:
+        for values in self.store.values:
+            values.copy_(values.roll(1, -1))
+        return run(self, plan)
 
-    monkeypatch.setattr(paged.BlockStore, "read", garbled)
+    monkeypatch.setattr(Runner, "run", garbled)
     engine.snapshot("a", "p").result(PATIENCE)
     assert "sampler and trainer disagree" in refused(engine)
 

@@ -1,8 +1,8 @@
 """Attention over key/value blocks: one token of each of many sequences (`decode`), or spans of prompts (`span`).
 
 Both read keys and values where they lie, through block tables, and never beyond a sequence's own tokens: what other
-tenants left in a block is not even loaded. Sums run over pieces of fixed length, so what a sequence gets does not
-depend on who else is there.
+tenants left in a block is not even loaded. Sums run over pieces of fixed length; those of `decode` depend on how many
+rows there are, unless it is asked to be steady.
 
 Shapes: N rows of a pass, A of them, L lines of the block tables, M blocks of the longest, H query heads, K key/value
 heads, D head size, S tiles of queries.
@@ -20,8 +20,11 @@ CHUNK = 256
 SPAN = 64
 """Queries one program of `span` computes."""
 _KEYS = 64
-# Of 12 shapes tried on an H200 the best, or near it, from 1 to 1024 sequences and at 4k tokens.
+# Of 16 shapes tried on an H200, from 1 to 1024 sequences and at 4k tokens: the best while there are few programs, and
+# the best, or near it, once they fill the card several times over.
 _DECODE = {"KEYS": 64, "num_warps": 2, "num_stages": 3}
+_DECODE_MANY = {"KEYS": 32, "num_warps": 1, "num_stages": 3}
+_MANY_PROGRAMS = 1024
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -141,13 +144,14 @@ _NO_WINDOW = 2**30
 
 def decode(
     q_NHD: Tensor, cache: tuple[Tensor, Tensor], out_NHD: Tensor, active_A: Tensor, line_A: Tensor, table_LM: Tensor,
-    length_L: Tensor, longest: int, scale: float, window: int | None,
+    length_L: Tensor, longest: int, scale: float, window: int | None, steady: bool = False,
 ) -> None:  # fmt: skip
     """Attention of the rows named by `active_A` (-1: nobody), each over the tokens of a line of the block tables, its
-    own token the last of them. `longest`: what no length exceeds."""
+    own token the last of them. `longest`: what no length exceeds. `steady`: sums do not depend on how many rows."""
     (_, heads, size), (_, block, kv_heads, _) = q_NHD.shape, cache[0].shape
     group = heads // kv_heads
     chunks = triton.cdiv(longest, CHUNK)
+    many = len(active_A) * kv_heads * chunks >= _MANY_PROGRAMS and not steady
     part = peak = q_NHD
     if chunks > 1:
         part = torch.empty(len(q_NHD), heads, chunks, size, dtype=torch.float32, device=q_NHD.device)
@@ -155,7 +159,8 @@ def decode(
     _decode_kernel[(len(active_A), kv_heads, chunks)](
         q_NHD, *cache, out_NHD, part, peak, active_A, line_A, table_LM, length_L, table_LM.shape[1], heads,
         kv_heads, window or _NO_WINDOW, scale, chunks, GROUP=group, GROUP_UP=max(16, triton.next_power_of_2(group)),
-        SIZE=size, BLOCK=block, CHUNK_=CHUNK, SPLITS=chunks > 1, **_DECODE,
+        SIZE=size, BLOCK=block, CHUNK_=CHUNK, SPLITS=chunks > 1,
+        **(_DECODE_MANY if many else _DECODE),
     )  # fmt: skip
     if chunks > 1:
         _gather_kernel[(len(active_A), heads)](

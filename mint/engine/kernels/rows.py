@@ -6,13 +6,15 @@ side), ranks and scales. So a kernel takes adapters of any rank, and a recorded 
 0 is the base model, of rank 0.
 
 A low-rank product has two halves. `shrink` computes x A' for all linears of a projection, split along the inputs into
-sums of fixed parts (`y` [splits, rows, linears, rank]), which the second half adds up in order; that half, y B' times
-the scale, is part of whatever kernel reads the projection's output next. Nothing here depends on the number of rows:
-a row computes the same bits in any company.
+parts (`y` [splits, rows, linears, rank]), which the second half adds up in order; that half, y B' times the scale, is
+part of whatever kernel reads the projection's output next. Many rows are not split, and norms take several at once,
+unless they are asked to be steady: then nothing depends on the number of rows, and a row computes the same bits in any
+company.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +23,49 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 16
+# From here on the card is full without splitting sums.
+_MANY_ROWS = 512
 # Ranks are read in steps of this many, the least a matrix unit takes.
 RANK_STEP = tl.constexpr(16)
 # Arguments that differ from layer to layer or step to step: no new code for a value that happens to be round.
 VARYING = ["first_linear", "linear_number", "rows"]
 
 
-def splits_of(inputs: int) -> tuple[int, int]:
-    """Into how many parts `shrink` splits its sums, and how long each is."""
-    part = 256 if inputs <= 2048 else -(-inputs // 1024) * 128
-    return -(-inputs // part), part
+class Tables:
+    """What kernels know of the adapters: see `mint.engine.sampler.slots`, which fills it."""
+
+    def __init__(self, lines: int, linears: int, rank_cap: int, device: torch.device) -> None:
+        self.linears = linears
+        self.rank_cap = rank_cap
+        """At least the largest rank, in whole steps."""
+        self.a, self.b = (torch.zeros(lines, linears, dtype=torch.int64, device=device) for _ in range(2))
+        self.rank = torch.zeros(lines, linears, dtype=torch.int32, device=device)
+        self.scale = torch.zeros(lines, dtype=torch.float32, device=device)
+
+    @property
+    def lines(self) -> int:
+        return len(self.scale)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Which adapters the rows of a pass have."""
+
+    tables: Tables
+    slot_of_tile: Tensor
+    """Each tile's line in the tables."""
+    steady: bool = False
+
+    def splits(self, inputs: int, rows: int) -> tuple[int, int]:
+        """Into how many parts `shrink` splits its sums, and how long each is."""
+        if not self.few(rows):
+            return 1, -(-inputs // 128) * 128
+        part = 256 if inputs <= 2048 else -(-inputs // 1024) * 128
+        return -(-inputs // part), part
+
+    def few(self, rows: int) -> bool:
+        """So few that every program counts; or they are treated as if they were."""
+        return rows < _MANY_ROWS or self.steady
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -62,28 +97,28 @@ def _shrink_kernel(
 
 @triton.jit
 def expanded(
-    y_ptr, b_table, rank_table, entry, linear, row, column, column_mask, outputs, rows, linears, rank_cap, scale,
-    like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    y_ptr, slot, b_table, rank_table, scale_table, table_width, number, linear, row, column, outputs, rows, linears,
+    rank_cap, like_ptr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """scale * y B' of the rows at the columns of one linear, [ROWS, COLUMNS] in float32."""
+    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `number` is
+    the linear's in the tables, `linear` its place in y."""
     dtype = like_ptr.dtype.element_ty
+    entry = slot * table_width + number
+    rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
+    b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
     acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    rank = tl.load(rank_table + entry)
-    if rank > 0:
-        b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
-        for start in range(0, rank, RANK_STEP):
-            r = start + tl.arange(0, RANK_STEP)
-            live = (r < rank)[None, :]
-            y = tl.zeros([ROWS, RANK_STEP], dtype=tl.float32)
-            for split in tl.static_range(SPLITS):
-                place = ((split * rows + row[:, None]).to(tl.int64) * linears + linear) * rank_cap + r[None, :]
-                y += tl.load(y_ptr + place, mask=live, other=0.0)
-            b = tl.load(
-                b_ptr + r[:, None] * outputs + column[None, :],
-                mask=(r < rank)[:, None] & column_mask[None, :],
-                other=0.0,
-            )
-            acc += tl.dot(y.to(dtype), b, input_precision="ieee")
+    for start in range(0, rank, RANK_STEP):
+        r = start + tl.arange(0, RANK_STEP)
+        y = tl.zeros([ROWS, RANK_STEP], dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            place = ((split * rows + row[:, None]).to(tl.int64) * linears + linear) * rank_cap + r[None, :]
+            y += tl.load(y_ptr + place)
+        b = tl.load(
+            b_ptr + r[:, None] * outputs + column[None, :],
+            mask=(r < rank)[:, None] & (column < outputs)[None, :],
+            other=0.0,
+        )
+        acc += tl.dot(y.to(dtype), b, input_precision="ieee")
     return acc * scale
 
 
@@ -94,56 +129,61 @@ def _add_kernel(
 ):  # fmt: skip
     tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
-    entry = slot * table_width + linear_number
-    if tl.load(rank_table + entry) > 0:
-        row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
-        mask = column < outputs
-        scale = tl.load(scale_table + slot)
-        added = expanded(
-            y_ptr, b_table, rank_table, entry, 0, row, column, mask, outputs, rows, 1, rank_cap, scale, out_ptr,
-            SPLITS, TILE_ROWS, COLUMNS,
-        )  # fmt: skip
-        place = out_ptr + row[:, None].to(tl.int64) * outputs + column[None, :]
-        both = tl.load(place, mask=mask[None, :], other=0.0).to(tl.float32) + added
-        tl.store(place, both.to(out_ptr.dtype.element_ty), mask=mask[None, :])
+    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    mask = (column < outputs)[None, :]
+    place = out_ptr + row[:, None].to(tl.int64) * outputs + column[None, :]
+    out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    out += expanded(
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, linear_number, 0, row, column, outputs, rows, 1,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
+    )  # fmt: skip
+    tl.store(place, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _norm_kernel(
     residual_ptr, delta_ptr, y_ptr, weight_ptr, out_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width,
     linear_number, rows, rank_cap, width, eps,
-    ADDS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, TILE_ROWS: tl.constexpr,
+    ADDS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """residual += delta + low-rank part; out = norm(residual). A program a row."""
-    row = tl.program_id(0).to(tl.int64)
+    """residual += delta + low-rank part; out = norm(residual). A program takes a row, or a few of one tile, which then
+    share what they read of B."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
-    mask = column < width
+    in_width = column < width
+    mask = in_width[None, :]
     dtype = out_ptr.dtype.element_ty
-    x = tl.load(residual_ptr + row * width + column, mask=mask, other=0.0).to(tl.float32)
+    place = row[:, None].to(tl.int64) * width + column[None, :]
+    x = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=in_width, other=0.0).to(tl.float32)[None, :]
     if ADDS:
-        added = tl.load(delta_ptr + row * width + column, mask=mask, other=0.0).to(tl.float32)
-        slot = tl.load(slot_of_tile + row // TILE_ROWS).to(tl.int64)
+        x += tl.load(delta_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        slot = tl.load(slot_of_tile + tl.program_id(0) * ROWS // TILE_ROWS).to(tl.int64)
         entry = slot * table_width + linear_number
-        rank = tl.load(rank_table + entry)
-        if rank > 0:
-            scale = tl.load(scale_table + slot)
-            b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
-            low = tl.zeros([WIDTH], dtype=tl.float32)
-            for start in range(0, rank, STEP):
+        rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
+        b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(dtype)), 16)
+        low = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+        for start in range(0, rank, STEP):
+            if ROWS == 1:  # all of a step's loads at once: a single row is a matter of latency
                 r = start + tl.arange(0, STEP)
                 y = tl.zeros([STEP], dtype=tl.float32)
                 for split in tl.static_range(SPLITS):
-                    y += tl.load(y_ptr + (split * rows + row) * rank_cap + r, mask=r < rank, other=0.0)
-                b = tl.load(
-                    b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask[None, :], other=0.0
-                )
-                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)
-            added += scale * low
-        x = (x + added).to(dtype).to(tl.float32)
-        tl.store(residual_ptr + row * width + column, x.to(dtype), mask=mask)
-    root = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + column, ((x * root).to(dtype).to(tl.float32) * weight).to(dtype), mask=mask)
+                    line = (split * rows + tl.program_id(0)).to(tl.int64)
+                    y += tl.load(y_ptr + line * rank_cap + r, mask=r < rank, other=0.0)
+                b = tl.load(b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask, other=0.0)
+                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)[None, :]
+            else:  # rank by rank: no thread waits for another's sum
+                for r in tl.static_range(STEP):
+                    y = tl.zeros([ROWS], dtype=tl.float32)
+                    for split in tl.static_range(SPLITS):
+                        y += tl.load(y_ptr + (split * rows + row).to(tl.int64) * rank_cap + start + r)
+                    b = tl.load(b_ptr + (start + r) * width + column, mask=in_width & (start + r < rank), other=0.0)
+                    low += y.to(dtype).to(tl.float32)[:, None] * b.to(tl.float32)[None, :]
+        x = (x + scale * low).to(dtype).to(tl.float32)
+        tl.store(residual_ptr + place, x.to(dtype), mask=mask)
+    root = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)[:, None]
+    tl.store(out_ptr + place, ((x * root).to(dtype).to(tl.float32) * weight).to(dtype), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -154,25 +194,23 @@ def _gate_kernel(
     """silu(gate) * up, the low-rank parts of both added first."""
     tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
-    scale = tl.load(scale_table + slot)
-    entry = slot * table_width + first_linear
     row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    mask = column < width
+    mask = (column < width)[None, :]
     dtype = out_ptr.dtype.element_ty
     place = gate_up_ptr + row[:, None].to(tl.int64) * (2 * width) + column[None, :]
-    gate = tl.load(place, mask=mask[None, :], other=0.0).to(tl.float32)
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + width, mask=mask, other=0.0).to(tl.float32)
     gate += expanded(
-        y_ptr, b_table, rank_table, entry, 0, row, column, mask, width, rows, 2, rank_cap, scale, out_ptr,
-        SPLITS, TILE_ROWS, COLUMNS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear, 0, row, column, width, rows, 2,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
     )  # fmt: skip
-    up = tl.load(place + width, mask=mask[None, :], other=0.0).to(tl.float32)
     up += expanded(
-        y_ptr, b_table, rank_table, entry + 1, 1, row, column, mask, width, rows, 2, rank_cap, scale, out_ptr,
-        SPLITS, TILE_ROWS, COLUMNS,
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + 1, 1, row, column, width, rows, 2,
+        rank_cap, out_ptr, SPLITS, TILE_ROWS, COLUMNS,
     )  # fmt: skip
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
-    tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=mask[None, :])
+    tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=mask)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -182,28 +220,27 @@ def _heads_kernel(
     NORMS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
     """From a projection to heads: adds the low-rank part, norms and turns queries and keys, and puts keys and values
-    into the cache. A program a tile and head; halves of a head apart, because the rotation mixes them."""
+    into the cache. A program a tile and head; its halves apart, because the rotation mixes them."""
     tile, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
-    scale = tl.load(scale_table + slot)
     row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     dtype = q_ptr.dtype.element_ty
     linear = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, 1, 2))
     first_head = tl.where(head < heads, 0, tl.where(head < heads + kv_heads, heads, heads + kv_heads))
-    entry = slot * table_width + first_linear + linear
     outputs = tl.where(head < heads, heads, kv_heads) * (2 * HALF)
     column = tl.arange(0, HALF)
-    every = column >= 0
     size = 2 * HALF
     place = qkv_ptr + (row[:, None].to(tl.int64) * (heads + 2 * kv_heads) + head) * size + column[None, :]
     in_linear = (head - first_head) * size + column
-    low = tl.load(place).to(tl.float32) + expanded(
-        y_ptr, b_table, rank_table, entry, linear, row, in_linear, every, outputs, rows, 3, rank_cap, scale,
-        q_ptr, SPLITS, TILE_ROWS, HALF,
+    low = tl.load(place).to(tl.float32)
+    high = tl.load(place + HALF).to(tl.float32)
+    low += expanded(
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, row, in_linear,
+        outputs, rows, 3, rank_cap, q_ptr, SPLITS, TILE_ROWS, HALF,
     )  # fmt: skip
-    high = tl.load(place + HALF).to(tl.float32) + expanded(
-        y_ptr, b_table, rank_table, entry, linear, row, in_linear + HALF, every, outputs, rows, 3, rank_cap,
-        scale, q_ptr, SPLITS, TILE_ROWS, HALF,
+    high += expanded(
+        y_ptr, slot, b_table, rank_table, scale_table, table_width, first_linear + linear, linear, row,
+        in_linear + HALF, outputs, rows, 3, rank_cap, q_ptr, SPLITS, TILE_ROWS, HALF,
     )  # fmt: skip
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     turns = head < heads + kv_heads
@@ -241,87 +278,87 @@ def _heads_kernel(
             tl.store(value_ptr + offset + HALF, high.to(dtype), mask=written)
 
 
-class Tables:
-    """What kernels know of the adapters: see `mint.engine.sampler.slots`, which fills it."""
-
-    def __init__(self, lines: int, linears: int, rank_cap: int, device: torch.device) -> None:
-        self.linears = linears
-        self.rank_cap = rank_cap
-        """At least the largest rank, in whole steps."""
-        self.a, self.b = (torch.zeros(lines, linears, dtype=torch.int64, device=device) for _ in range(2))
-        self.rank = torch.zeros(lines, linears, dtype=torch.int32, device=device)
-        self.scale = torch.zeros(lines, dtype=torch.float32, device=device)
-
-    @property
-    def lines(self) -> int:
-        return len(self.scale)
+def _stages(rows: int) -> int:
+    """How far ahead a program loads: what others do meanwhile hides it as well, and needs less room."""
+    return 3 if rows < _MANY_ROWS else 1
 
 
-def shrink(x_NI: Tensor, tables: Tables, slot_of_tile: Tensor, first_linear: int, linears: int) -> Tensor:
-    """x A' for the linears `first_linear`..., [splits, N, linears, rank_cap]; what lies beyond a rank is not set."""
+def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) -> Tensor:
+    """x A' for the linears `first_linear`..., [splits, N, linears, rank_cap]; what lies beyond a rank, in whole steps,
+    is not set."""
     rows, inputs = x_NI.shape
-    splits, part = splits_of(inputs)
+    tables = adapters.tables
+    splits, part = adapters.splits(inputs, rows)
     y = torch.empty(splits, rows, linears, tables.rank_cap, dtype=torch.float32, device=x_NI.device)
     grid = (rows // TILE, splits, linears * tables.rank_cap // 16)
     _shrink_kernel[grid](
-        x_NI, y, slot_of_tile, tables.a, tables.rank, tables.linears, first_linear, inputs, rows, linears,
+        x_NI, y, adapters.slot_of_tile, tables.a, tables.rank, tables.linears, first_linear, inputs, rows, linears,
         tables.rank_cap, PART=part, STEP=128, TILE_ROWS=TILE, num_warps=4,
     )  # fmt: skip
     return y
 
 
-def add_low_rank(out_NO: Tensor, y: Tensor, tables: Tables, slot_of_tile: Tensor, linear: int) -> None:
+def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> None:
     """out += scale * y B', in place, for a projection of one linear."""
     rows, outputs = out_NO.shape
+    tables = adapters.tables
     _add_kernel[(rows // TILE, triton.cdiv(outputs, 128))](
-        out_NO, y, slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, linear, rows, tables.rank_cap,
-        outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        out_NO, y, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, linear, rows,
+        tables.rank_cap, outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4, num_stages=_stages(rows),
     )  # fmt: skip
 
 
 def add_and_norm(
-    residual_NH: Tensor, delta: tuple[Tensor, Tensor, int] | None, weight_H: Tensor, eps: float, tables: Tables,
-    slot_of_tile: Tensor,
-) -> Tensor:  # fmt: skip
+    residual_NH: Tensor, delta: tuple[Tensor, Tensor, int] | None, weight_H: Tensor, eps: float, adapters: Adapters
+) -> Tensor:
     """Adds a projection of one linear (its output, its y, its number) to the residual in place; the residual's norm."""
     rows, width = residual_NH.shape
+    tables = adapters.tables
     out_NH = torch.empty_like(residual_NH)
     delta_NH, y, linear = (residual_NH, residual_NH, 0) if delta is None else delta
     width_up = triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](
-        residual_NH, delta_NH, y, weight_H, out_NH, slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears,
-        linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None, SPLITS=1 if delta is None else len(y),
-        WIDTH=width_up, STEP=max(1, min(16, 16384 // width_up)), TILE_ROWS=TILE, num_warps=4,
+    height = 1 if adapters.few(rows) else 2 if rows < 4 * _MANY_ROWS else 4
+    # No more of B than registers hold.
+    step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
+    _norm_kernel[(rows // height,)](
+        residual_NH, delta_NH, y, weight_H, out_NH, adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
+        tables.linears, linear, rows, tables.rank_cap, width, eps, ADDS=delta is not None,
+        SPLITS=1 if delta is None else len(y), WIDTH=width_up, STEP=step, ROWS=height, TILE_ROWS=TILE,
+        num_warps=4, num_stages=_stages(rows),
     )  # fmt: skip
     return out_NH
 
 
-def gate(gate_up_NI: Tensor, y: Tensor, tables: Tables, slot_of_tile: Tensor, first_linear: int) -> Tensor:
+def gate(gate_up_NI: Tensor, y: Tensor, adapters: Adapters, first_linear: int) -> Tensor:
     rows, width = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
+    tables = adapters.tables
     out_NI = torch.empty(rows, width, dtype=gate_up_NI.dtype, device=gate_up_NI.device)
     _gate_kernel[(rows // TILE, triton.cdiv(width, 128))](
-        gate_up_NI, y, out_NI, slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear, rows,
-        tables.rank_cap, width, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        gate_up_NI, y, out_NI, adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear,
+        rows, tables.rank_cap, width, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_stages(rows),
     )  # fmt: skip
     return out_NI
 
 
 def heads(
     qkv_NO: Tensor, y: Tensor, norm_HD: Tensor | None, rotary: tuple[Tensor, Tensor], position_N: Tensor,
-    cache_slot_N: Tensor, cache: tuple[Tensor, Tensor], shape: tuple[int, int, int], eps: float, tables: Tables,
-    slot_of_tile: Tensor, first_linear: int,
+    cache_slot_N: Tensor, cache: tuple[Tensor, Tensor], shape: tuple[int, int, int], eps: float, adapters: Adapters,
+    first_linear: int,
 ) -> Tensor:  # fmt: skip
     """The turned queries [N, H, D]; keys and values go to the cache [blocks, block_size, K, D], where a row of slot -1
     leaves nothing. `shape` is (H, K, D)."""
     rows = len(qkv_NO)
     query_heads, kv_heads, size = shape
+    tables = adapters.tables
     q_NHD = torch.empty(rows, query_heads, size, dtype=qkv_NO.dtype, device=qkv_NO.device)
     arguments: Any = (
         qkv_NO, y, qkv_NO if norm_HD is None else norm_HD, *rotary, position_N, cache_slot_N, q_NHD, *cache,
-        slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear, rows, tables.rank_cap,
+        adapters.slot_of_tile, tables.b, tables.rank, tables.scale, tables.linears, first_linear, rows, tables.rank_cap,
         query_heads, kv_heads, eps,
     )  # fmt: skip
     _heads_kernel[(rows // TILE, query_heads + 2 * kv_heads)](
-        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE, num_warps=4
-    )
+        *arguments, NORMS=norm_HD is not None, SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE, num_warps=4,
+        num_stages=_stages(rows),
+    )  # fmt: skip
     return q_NHD

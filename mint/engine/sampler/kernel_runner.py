@@ -1,5 +1,5 @@
 """Carries out plans in kernels of our own: steps that only decode as recorded graphs, several tokens at a time without
-the host between them; steps that read prompts as one pass over packed rows.
+the host between them; steps that read prompts as one pass over packed rows (`prompt_pass`).
 
 Rows of one adapter stand together and fill whole tiles (`mint.engine.kernels.rows`). `runner.Runner` is the reference,
 and does what this one does not.
@@ -9,8 +9,8 @@ Shapes: N rows, T tokens, A sequences, L lines of the block tables, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,21 +18,22 @@ from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, padded
 from mint.engine.kernels import draw as draw_kernel
-from mint.engine.kernels import paged_attention
 from mint.engine.kernels.rows import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
-from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs
+from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size
 from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of, uniforms_of
-from mint.engine.sampler.kernel_pass import KernelPass, PassRows
+from mint.engine.sampler.kernel_pass import KernelPass
 from mint.engine.sampler.paged import BlockStore
+from mint.engine.sampler.prompt_pass import PromptPass, block_tables
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
 from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
+from mint.engine.sampler.transfer import Fetched, to_device
 
-# Tokens a sequence draws before the host looks at them again: it costs those behind a stop, and a request that arrives
-# waits for as many.
-BURST = 16
+# Tokens a sequence draws before the host looks at them. The next burst has begun by then: both are what a stop may
+# cost, and what a request that arrives may wait for.
+BURST = 8
 # Rows of logits in one piece, by their numbers: half a gigabyte of bfloat16.
 LOGITS_PIECE = 2**28
 SCORES_PIECE = 2**26
@@ -48,61 +49,79 @@ class KernelRunner:
         self._pass = KernelPass(fused, self.store, self._slots, model.fixed_rows)
         vocabulary = model.facts.vocab_size
         most = -(-model.facts.max_context // block_size) + 1
-        self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most, model.fixed_rows)
+        self._prompts = PromptPass(self._pass, self.store, most)
+        self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most)
         self._rows_a_piece = max(1, LOGITS_PIECE // vocabulary)
         self._scores_a_piece = max(1, SCORES_PIECE // vocabulary)
+        self._decoding: list[Sequence] = []  # in the graphs' buffers, in the order of their columns...
+        self._decoding_rows: Rows = []  # ...and their rows
 
     def forget(self, adapter: Adapter) -> None:
         self._slots.forget(adapter)
 
     @torch.no_grad()
-    def run(self, plan: Plan) -> list[Drawn]:
+    def run(self, plan: Plan) -> Iterable[Drawn]:
         self.store.grow(plan.blocks)
         self.store.copy(plan.copies)  # and nothing to clear: the kernels never load what a sequence did not write
         if not plan.work:
             return []
-        return self._decode(plan.work) if plan.decodes else self._read(plan.work)
+        return self._decode(plan.work, plan.follows) if plan.decodes else self._read(plan.work)
 
     # ------------------------------------------------------------------------------------------------------ decoding
 
-    def _decode(self, works: list[Work]) -> list[Drawn]:
+    def _decode(self, works: list[Work], follows: bool) -> Iterable[Drawn]:
         sequences = [work.sequence for work in works]
-        size = self._graphs.load(self._batch(works), self._slots.tables)
+        size = self._graphs.go_on(self._rest(works), self._slots.tables) if follows else self._load(works)
         if not all(sequence.group.plain for sequence in sequences):
             logits_NV = self._graphs.logits(size)
             places = self._places(runs_of((sequence.group.adapter, 1) for sequence in sequences))
             return drawn_from(logits_NV.index_select(0, places).float(), sequences)
-        count, steps = len(sequences), max(work.steps for work in works)
-        uniform = np.zeros((steps, size[1]), dtype=np.float32)
-        uniform[:, :count] = _below_one(uniforms_of(sequences, steps))
-        temperature = np.ones(size[1], dtype=np.float32)
-        temperature[:count] = [sequence.group.params.temperature for sequence in sequences]
+        columns = self._columns(sequences)
+        steps, ahead = max(work.steps for work in works), works[0].ahead
+        uniform = np.zeros((steps, size.sequences), dtype=np.float32)
+        uniform[:, columns] = _below_one(uniforms_of(sequences, steps, ahead))
+        temperature = np.ones(size.sequences, dtype=np.float32)
+        temperature[columns] = [sequence.group.params.temperature for sequence in sequences]
         uniform_SA, temperature_A = self._on_device(uniform), self._on_device(temperature)
-        ids_SA = torch.zeros(steps, size[1], dtype=torch.int64, device=uniform_SA.device)
+        ids_SA = torch.zeros(steps, size.sequences, dtype=torch.int64, device=uniform_SA.device)
         logprobs_SA = torch.zeros_like(uniform_SA)
         for step in range(steps):
             self._graphs.logits(size)
             self._graphs.draw(size, temperature_A, uniform_SA[step], ids_SA[step], logprobs_SA[step])
-        ids, logprobs = ids_SA.T[:count].tolist(), logprobs_SA.T[:count].tolist()
-        return [
-            Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
-            for work, ids_S, logprobs_S in zip(works, ids, logprobs, strict=True)
-        ]
+        return _Burst(works, columns, Fetched(ids_SA, logprobs_SA))
 
-    def _batch(self, works: list[Work]) -> Batch:
-        sequences = [work.sequence for work in works]
-        runs = runs_of((sequence.group.adapter, 1) for sequence in sequences)
-        rows, places = padded(runs, TILE)
-        return Batch(
+    def _load(self, works: list[Work]) -> Size:
+        """Puts the sequences into the graphs' buffers."""
+        sequences = self._decoding = [work.sequence for work in works]
+        self._decoding_rows, places = padded(runs_of((sequence.group.adapter, 1) for sequence in sequences), TILE)
+        batch = Batch(
             place_A=np.array(places),
-            slot_of_tile=self._tiles(rows),
+            slot_of_tile=self._tiles(self._decoding_rows),
             token_A=np.array([sequence.tokens[-1] for sequence in sequences]),
             position_A=np.array([sequence.computed for sequence in sequences]),
             left_A=np.array([work.steps for work in works]),
-            table_AM=_tables(sequences),
-            longest=max(work.sequence.computed + work.steps for work in works),
-            adapted=adapts_unembedding(adapter for adapter, _ in rows),
+            table_AM=block_tables([sequence.blocks for sequence in sequences]),
+            longest=_longest(works),
+            adapted=adapts_unembedding(adapter for adapter, _ in self._decoding_rows),
         )
+        return self._graphs.load(batch, self._slots.tables)
+
+    def _rest(self, works: list[Work]) -> Rest:
+        """What goes on of those in the buffers. Lines of adapters may have changed meanwhile."""
+        left = {work.sequence: work.steps for work in works}
+        return Rest(
+            slot_of_tile=self._tiles(self._decoding_rows),
+            left_A=np.array([left.get(sequence, 0) for sequence in self._decoding]),
+            table_AM=block_tables([sequence.blocks for sequence in self._decoding]),
+            longest=_longest(works),
+        )
+
+    def _columns(self, sequences: list[Sequence]) -> list[int]:
+        """Of the draws of these among those in the buffers."""
+        if len(sequences) == len(self._decoding):
+            return list(range(len(sequences)))
+        column = {sequence: n for n, sequence in enumerate(self._decoding)}
+        return [column[sequence] for sequence in sequences]
 
     # ------------------------------------------------------------------------------------------------ reading prompts
 
@@ -110,7 +129,7 @@ class KernelRunner:
         rows, places = padded(runs_of((work.sequence.group.adapter, work.count) for work in works), TILE)
         place_T = np.array(places)
         starts = np.cumsum([0, *(work.count for work in works)])[:-1].tolist()
-        hidden_NH = self._hidden(works, starts, rows, place_T)
+        hidden_NH = self._prompts.hidden(works, place_T, self._tiles(rows), self._slots.tables)
         for work, start in zip(works, starts, strict=True):
             self._score(work, hidden_NH[place_T[start] : place_T[start] + work.count])
         drawing = [
@@ -121,40 +140,6 @@ class KernelRunner:
             for first in range(0, len(drawing), self._rows_a_piece)
             for drawn in self._draw(drawing[first : first + self._rows_a_piece], hidden_NH)
         ]
-
-    def _hidden(self, works: list[Work], starts: list[int], rows: Rows, place_T: np.ndarray) -> Tensor:
-        size = self.store.block_size
-        count = sum(count for _, count in rows)
-        token_N, position_N = np.zeros((2, count), dtype=np.int32)
-        cache_slot_N = np.full(count, -1, dtype=np.int64)
-        table_LM = _tables([work.sequence for work in works])
-        length_L = np.array([work.sequence.computed + work.count for work in works], dtype=np.int32)
-        decoding: list[tuple[int, int]] = []
-        tiles: list[tuple[int, int, int, int]] = []
-        for line, (work, start) in enumerate(zip(works, starts, strict=True)):
-            sequence, first, row = work.sequence, work.sequence.computed, int(place_T[start])
-            span = np.arange(first, first + work.count)
-            at = slice(row, row + work.count)
-            token_N[at] = sequence.tokens[first : first + work.count]
-            position_N[at] = span
-            cache_slot_N[at] = table_LM[line, span // size].astype(np.int64) * size + span % size
-            if sequence.drawn and work.count == 1:
-                decoding.append((row, line))
-            else:
-                tiles += _query_tiles(row, work.count, first, line)
-        on_device = self._on_device
-        attend = _attention(
-            on_device(np.array(decoding, dtype=np.int32).reshape(-1, 2).T.copy()),
-            on_device(np.array(tiles, dtype=np.int32).reshape(-1, 4)),
-            on_device(table_LM),
-            on_device(length_L),
-            int(length_L.max()),
-        )
-        return self._pass.hidden(
-            PassRows(
-                on_device(token_N), on_device(position_N), on_device(cache_slot_N), on_device(self._tiles(rows)), attend
-            )
-        )
 
     def _score(self, work: Work, hidden_CH: Tensor) -> None:
         scores, start = work.sequence.scores, work.sequence.computed
@@ -204,32 +189,27 @@ class KernelRunner:
         return self._on_device(np.array(padded(runs, TILE)[1]))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return to_device(array, self._model.device)
 
 
-def _attention(decoding_2A: Tensor, tile_S4: Tensor, table_LM: Tensor, length_L: Tensor, longest: int) -> Any:
-    def attend(q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor, scale: float, window: int | None) -> None:
-        if decoding_2A.shape[1]:
-            row_A, line_A = decoding_2A
-            paged_attention.decode(q, cache, out, row_A, line_A, table_LM, length_L, longest, scale, window)
-        if len(tile_S4):
-            paged_attention.span(q, cache, out, tile_S4, table_LM, scale, window)
+@dataclass(frozen=True)
+class _Burst:
+    """Tokens that are being drawn; read them and wait for them."""
 
-    return attend
+    works: list[Work]
+    columns: list[int]
+    fetched: Fetched
+    """Token ids and log-probs, [steps, columns]."""
 
-
-def _query_tiles(row: int, count: int, position: int, line: int) -> Iterator[tuple[int, int, int, int]]:
-    step = paged_attention.SPAN
-    for start in range(0, count, step):
-        yield row + start, min(step, count - start), position + start, line
+    def __iter__(self) -> Iterator[Drawn]:
+        ids, logprobs = (array.T[self.columns].tolist() for array in self.fetched.arrays())
+        for work, ids_S, logprobs_S in zip(self.works, ids, logprobs, strict=True):
+            yield Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
 
 
-def _tables(sequences: list[Sequence]) -> np.ndarray:
-    width = max(len(sequence.blocks) for sequence in sequences)
-    table_LM = np.zeros((len(sequences), width), dtype=np.int32)
-    for line, sequence in enumerate(sequences):
-        table_LM[line, : len(sequence.blocks)] = sequence.blocks
-    return table_LM
+def _longest(works: list[Work]) -> int:
+    """Tokens of the longest sequence, those it will draw included."""
+    return max(work.sequence.computed + work.ahead + work.steps for work in works)
 
 
 def _below_one(uniform: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,22 +19,14 @@ from mint.engine.attention import PackedAttention
 from mint.engine.model import BaseModel
 
 
-class BlockStore:
-    """For each layer one tensor of keys and one of values, both [blocks, block_size, K, D]."""
+class Blocks:
+    """For each layer one tensor of keys and one of values, [blocks, *shape] each."""
 
-    def __init__(self, model: BaseModel, block_size: int) -> None:
+    def __init__(self, model: BaseModel, block_size: int, key_shape: Sequence[int], value_shape: Sequence[int]) -> None:
         self.block_size = block_size
-        self.row_multiple = steady.row_multiple(model.device, model.dtype)
-        self._empty = torch.empty(
-            0, block_size, model.num_kv_heads, model.head_dim, dtype=model.dtype, device=model.device
-        )
-        self.keys: list[Tensor] = [self._empty] * model.num_layers
-        self.values: list[Tensor] = [self._empty] * model.num_layers
-
-    @property
-    def bytes_a_token(self) -> int:
-        """Of its keys and values in all layers."""
-        return 2 * len(self.keys) * self._empty.shape[2] * self._empty.shape[3] * self._empty.element_size()
+        empty = partial(torch.empty, dtype=model.dtype, device=model.device)
+        self.keys: list[Tensor] = [empty(0, *key_shape)] * model.num_layers
+        self.values: list[Tensor] = [empty(0, *value_shape)] * model.num_layers
 
     @property
     def bytes(self) -> int:
@@ -47,13 +40,9 @@ class BlockStore:
                     tensors[layer] = old.new_zeros(blocks, *old.shape[1:])
                     tensors[layer][: len(old)] = old
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks attention over this many tokens reads, those of its padding included."""
-        return -(-(tokens if self.row_multiple == 1 else steady.key_slots(tokens)) // self.block_size)
-
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
-            source, target = torch.tensor(pairs, device=self._empty.device).T
+            source, target = torch.tensor(pairs, device=self.keys[0].device).T
             for tensor in (*self.keys, *self.values):
                 tensor[target] = tensor[source]
 
@@ -61,9 +50,27 @@ class BlockStore:
         """A mask adds -inf and multiplies by 0, and neither makes a NaN go away: what another tenant's diverged policy
         left behind in a block must not be there even to be masked."""
         if blocks:
-            index = torch.tensor(blocks, device=self._empty.device)
+            index = torch.tensor(blocks, device=self.keys[0].device)
             for tensor in (*self.keys, *self.values):
                 tensor.index_fill_(0, index, 0.0)
+
+
+class BlockStore(Blocks):
+    """Keys and values both [blocks, block_size, K, D]."""
+
+    def __init__(self, model: BaseModel, block_size: int) -> None:
+        shape = (block_size, model.num_kv_heads, model.head_dim)
+        super().__init__(model, block_size, shape, shape)
+        self.row_multiple = steady.row_multiple(model.device, model.dtype)
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Of its keys and values in all layers."""
+        return sum(tensor.element_size() * tensor.shape[2:].numel() for tensor in (*self.keys, *self.values))
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks attention over this many tokens reads, those of its padding included."""
+        return -(-(tokens if self.row_multiple == 1 else steady.key_slots(tokens)) // self.block_size)
 
     def write(self, layer: int, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Slot s is place s % block_size of block s // block_size."""

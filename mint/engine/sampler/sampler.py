@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from itertools import count
 
@@ -15,7 +16,7 @@ from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.requests import tokens_to_draw
 from mint.engine.sampler.runners import runner_for
-from mint.engine.sampler.scheduler import Scheduler
+from mint.engine.sampler.scheduler import Plan, Scheduler
 from mint.engine.sampler.scoring import PromptScores
 from mint.engine.sampler.sequence import Group, OnDone, Sequence
 from mint.engine.sampler.stops import StopText
@@ -40,6 +41,7 @@ class Sampler:
         self._arrivals = count(1)
         self._numbers = count(1)
         self._policies: dict[Adapter | None, int] = {None: 0}
+        self._begun: tuple[Plan, Iterable[Drawn]] | None = None  # a step that is under way before its turn
 
     @property
     def has_work(self) -> bool:
@@ -84,17 +86,30 @@ class Sampler:
         return group
 
     def step(self) -> bool:
-        """Moves everything that runs one token on; whether there is more to do."""
+        """Moves everything that runs on, by a token or a burst of them; whether there is more to do. Where the next
+        step can do without this one's tokens it is begun first, so that the device never waits for the host."""
         self._model.use_threads()
-        plan = self.scheduler.schedule()
-        drawn = self.runner.run(plan)
+        plan, drawn = self._begun or self._begin(self.scheduler.schedule())
+        following = self.scheduler.follow(plan)
+        self._begun = self._begin(following) if following else None
         self.scheduler.commit(plan)
         self.tokens_read += sum(work.count for work in plan.work if not work.sequence.group.urgent)
         for item in drawn:
-            if not item.sequence.group.done:
+            if item.sequence.running:  # otherwise it stopped in the step before, or its group was given up
                 kept = self._append(item)
                 self.tokens_sampled += 0 if item.sequence.group.urgent else kept
+        if self._begun and not any(work.sequence.running for work in self._begun[0].work):
+            self._begun = None
         return self.has_work
+
+    def settle(self) -> None:
+        """Waits for a step that is under way: whoever uses the device next need not."""
+        if self._begun:
+            plan, drawn = self._begun
+            self._begun = plan, list(drawn)
+
+    def _begin(self, plan: Plan) -> tuple[Plan, Iterable[Drawn]]:
+        return plan, self.runner.run(plan)
 
     def cancel(self, group: Group) -> None:
         """Gives up the group's places; nobody is told. Fine for one that is already done."""
@@ -106,6 +121,7 @@ class Sampler:
     def abort(self, error: MintError, everything: bool = False) -> None:
         """After a step that failed: what ran in it fails with it, what waits can still go on, unless it is
         everything."""
+        self._begun = None
         self.cache.forget_all()  # the step had promised blocks that were never written
         running, waiting = self.scheduler.running, self.scheduler.waiting
         for group in {sequence.group for sequence in (running + waiting if everything else running or waiting)}:

@@ -26,6 +26,8 @@ class Work:
     """Who draws a token after the last of them: nobody yet, the sequence itself, or itself and its new copies."""
     steps: int = 1
     """Tokens to draw, each but the last read at once; more than one only for a sequence that decodes."""
+    ahead: int = 0
+    """Tokens drawn in the step before, which nobody has looked at yet (see `Scheduler.follow`)."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Plan:
     """Sequences of one policy stand next to each other."""
     decodes: bool = False
     """Nothing but sequences that read the one token they drew last."""
+    follows: bool = False
+    """Some of the sequences of the step before and no others, begun before its tokens are known."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy (from, to) before anything is written..."""
     fresh: list[int] = field(default_factory=list)
@@ -54,14 +58,17 @@ class Scheduler:
         self.burst = burst
         self.waiting: list[Sequence] = []  # both lists from the oldest to the youngest
         self.running: list[Sequence] = []
+        self._places = 0  # samples that run, those that stand behind a sequence included
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_age)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a finished or unwanted sequence out and frees its blocks."""
-        (self.running if sequence.running else self.waiting).remove(sequence)
-        self._release(sequence)
+        if sequence.running:
+            self._stop(sequence)
+        else:
+            self.waiting.remove(sequence)
 
     def schedule(self) -> Plan:
         plan = Plan()
@@ -84,9 +91,27 @@ class Scheduler:
         plan.blocks = self.cache.total + 1  # and the null block
         return plan
 
+    def follow(self, plan: Plan) -> Plan | None:
+        """The step after one that is being carried out, for whoever decodes in it and may draw more than it does; who
+        turns out to have stopped has drawn in vain. None if somebody could join instead, or for want of blocks."""
+        if self.burst == 1 or not plan.decodes or not all(work.sequence.group.plain for work in plan.work):
+            return None
+        going = [work for work in plan.work if work.sequence.running and _left_after(work) > 0]
+        ends = len(going) < len(plan.work)
+        if not going or (self.waiting and (ends or self._has_place(self.waiting[0]))):
+            return None
+        following = [
+            Work(work.sequence, 1, [work.sequence], min(self.burst, _left_after(work)), work.steps) for work in going
+        ]
+        if (taken := self._take_for(following)) is None:
+            return None
+        return Plan(following, decodes=True, follows=True, fresh=taken, blocks=self.cache.total + 1)
+
     def commit(self, plan: Plan) -> None:
         """The plan has been carried out: its tokens are in the cache."""
         for work in plan.work:
+            if not work.sequence.running:  # it stopped in the step before, which this one followed
+                continue
             work.sequence.computed += work.count + work.steps - 1
             for sequence in work.draws:
                 sequence.computed = work.sequence.computed
@@ -95,18 +120,29 @@ class Scheduler:
         """More tokens for everybody, if there are blocks for them without anybody giving way."""
         if not all(work.sequence.group.plain for work in plan.work):
             return
-        steps = [min(self.burst, work.sequence.group.max_tokens - work.sequence.drawn) for work in plan.work]
-        blocks = [self.cache.blocks_for(work.sequence.computed + n) for work, n in zip(plan.work, steps, strict=True)]
-        needs = [need - len(work.sequence.blocks) for need, work in zip(blocks, plan.work, strict=True)]
+        for work in plan.work:
+            work.steps = min(self.burst, work.sequence.group.max_tokens - work.sequence.drawn)
+        taken = self._take_for(plan.work)
+        if taken is not None:
+            plan.fresh += taken
+        else:
+            for work in plan.work:
+                work.steps = 1
+
+    def _take_for(self, works: list[Work]) -> list[int] | None:
+        """The blocks that the work's tokens need beyond those the sequences have, now theirs; None if there are not
+        enough of them."""
+        needs = [
+            self.cache.blocks_for(work.sequence.computed + work.ahead + work.steps) - len(work.sequence.blocks)
+            for work in works
+        ]
         taken = self.cache.take(sum(needs))
-        if taken is None:
-            return
-        plan.fresh += taken
-        for work, need, count in zip(plan.work, needs, steps, strict=True):
-            work.steps = count
-            if need:
-                work.sequence.blocks += taken[-need:]
-                del taken[-need:]
+        if taken is not None:
+            start = 0
+            for work, need in zip(works, needs, strict=True):
+                work.sequence.blocks += taken[start : start + need]
+                start += need
+        return taken
 
     def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         count = min(sequence.pending, budget)
@@ -158,27 +194,30 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._release(sequence)
+        self._stop(sequence)
         self.add(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._places -= sequence.copies
         self.cache.release(sequence.blocks)
         sequence.forget_blocks()
         sequence.running = False
 
+    def _has_place(self, sequence: Sequence) -> bool:
+        return not self.running or self._places + sequence.copies <= self.max_sequences
+
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Gives a waiting sequence all the blocks its tokens need, if there is room for it."""
         group, cache = sequence.group, self.cache
-        slots = sum(running.copies for running in self.running)
-        if self.running and slots + sequence.copies > self.max_sequences:
+        if not self._has_place(sequence):
             return False
         # The last token is always read again, for its logits; so is whatever the prompt's scores need.
         limit = len(sequence.tokens) - 1 if sequence.scores is None else sequence.scores.first - 1
         blocks, digest = cache.lookup(group.policy, sequence.tokens, limit)
         need = cache.blocks_for(len(sequence.tokens)) - len(blocks)
         # One more block for each that runs, or it would soon have to give way again.
-        spare = slots + sequence.copies - 1 if self.running else 0
+        spare = self._places + sequence.copies - 1 if self.running else 0
         taken = cache.take(need) if need + spare <= cache.available else None
         if taken is None:
             cache.release(blocks)
@@ -193,12 +232,18 @@ class Scheduler:
     def _start(self) -> Sequence:
         sequence = self.waiting.pop(0)
         sequence.running = True
+        self._places += sequence.copies
         insort(self.running, sequence, key=_age)
         return sequence
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.arrival
+
+
+def _left_after(work: Work) -> int:
+    """Tokens the sequence may draw once the work is done."""
+    return work.sequence.group.max_tokens - work.sequence.drawn - work.steps
 
 
 def _is_decoding(sequence: Sequence) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, Projection
 from mint.engine.kernels.rows import TILE, Tables
 from mint.engine.lora import UNEMBEDDING, Adapter
+from mint.engine.sampler.transfer import put
 
 _FIRST_LINES = 256
 
@@ -73,16 +75,17 @@ class AdapterSlots:
     def _write(self, adapter: Adapter, line: int) -> None:
         a, b, rank = ([0] * len(self._numbers) for _ in range(3))
         held = self._held[line] = []
-        for path, (down, up) in adapter.weights.items():
+        turned = _turned([up for _, up in adapter.weights.values()])
+        for (path, (down, _)), up in zip(adapter.weights.items(), turned, strict=True):
             number = self._numbers[path]
-            tensors = [_readable(weight, self._dtype) for weight in (down, up.T)]
+            tensors = [_readable(weight, self._dtype) for weight in (down, up)]
             held += tensors
             a[number], b[number] = (tensor.data_ptr() for tensor in tensors)
             rank[number] = len(down)
         tables = self.tables
-        tables.a[line] = torch.tensor(a)
-        tables.b[line] = torch.tensor(b)
-        tables.rank[line] = torch.tensor(rank, dtype=torch.int32)
+        put(np.array(a), tables.a[line])
+        put(np.array(b), tables.b[line])
+        put(np.array(rank, dtype=np.int32), tables.rank[line])
         tables.scale[line] = adapter.scale
 
 
@@ -90,7 +93,21 @@ def adapts_unembedding(adapters: Iterable[Adapter | None]) -> bool:
     return any(adapter is not None and UNEMBEDDING in adapter.weights for adapter in adapters)
 
 
+def _turned(ups: list[Tensor]) -> list[Tensor]:
+    """Each turned around and written out; those of one shape together, because every launch costs the host more than
+    it costs the device."""
+    alike: dict[torch.Size, list[int]] = {}
+    for n, up in enumerate(ups):
+        alike.setdefault(up.shape, []).append(n)
+    turned: dict[int, Tensor] = {}
+    for places in alike.values():
+        together = torch.stack([ups[n].detach() for n in places]).transpose(1, 2).contiguous()
+        turned |= zip(places, together.unbind(), strict=True)
+    return [turned[n] for n in range(len(ups))]
+
+
 def _readable(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernels read rows of 16 aligned bytes."""
-    weight = weight.detach().to(dtype).contiguous()
+    if weight.dtype != dtype or not weight.is_contiguous():
+        weight = weight.detach().to(dtype).contiguous()
     return weight if weight.data_ptr() % 16 == 0 else weight.clone()

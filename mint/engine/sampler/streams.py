@@ -12,8 +12,7 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 def stream_of(seed: int, index: int) -> int:
     """The stream of sample `index` under `seed`; any integers."""
-    start = np.array([seed & _MASK], dtype=np.uint64)
-    return int(_mix(_mix(start) + np.array([index & _MASK], dtype=np.uint64))[0])
+    return _mix_one((_mix_one(seed & _MASK) + index) & _MASK)
 
 
 def uniforms(stream_N: np.ndarray, position_N: np.ndarray) -> np.ndarray:
@@ -26,3 +25,10 @@ def _mix(x_N: np.ndarray) -> np.ndarray:
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(_MIX[0])
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(_MIX[1])
     return x_N ^ (x_N >> np.uint64(31))
+
+
+def _mix_one(x: int) -> int:
+    """`_mix` of one number, without an array around it."""
+    x = (x ^ (x >> 30)) * _MIX[0] & _MASK
+    x = (x ^ (x >> 27)) * _MIX[1] & _MASK
+    return x ^ (x >> 31)

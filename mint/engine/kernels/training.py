@@ -1,0 +1,230 @@
+"""Kernels of a training pass: what stands between a layer's products, each read and written once.
+
+A compiler of elementwise code computes a normed and rotated head in two passes that each look at both halves of it, and
+the gradient of gate and up once for each of them. Both are known to the compiler as operators it does not look into.
+
+Shapes: T rows, H query heads, K key/value heads, D head size, G width of the gate, I inputs, R rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS = 32
+_COLUMNS = 1024
+
+
+@triton.jit
+def _half(ptr, at, mask):
+    return tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _turn_kernel(
+    x_ptr, q_ptr, k_ptr, v_ptr, weight_ptr, cos_ptr, sin_ptr, rows, eps, H: tl.constexpr, K: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, PLUS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    d = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (d < HALF)
+    D: tl.constexpr = 2 * HALF
+    x_at = (row * (H + 2 * K) + head) * D + d
+    left, right = _half(x_ptr, x_at, mask), _half(x_ptr, x_at + HALF, mask)
+    if head >= H + K:
+        at = (row * K + head - H - K) * D + d
+        tl.store(v_ptr + at, left.to(v_ptr.dtype.element_ty), mask=mask)
+        tl.store(v_ptr + at + HALF, right.to(v_ptr.dtype.element_ty), mask=mask)
+    else:
+        if NORM:
+            scale = 1.0 / tl.sqrt((tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / D + eps)[:, None]
+            w_at = (head >= H).to(tl.int32) * D + d
+            left = left * scale * (_half(weight_ptr, w_at, d < HALF) + PLUS)
+            right = right * scale * (_half(weight_ptr, w_at + HALF, d < HALF) + PLUS)
+        t_at = row * D + d
+        out_left = left * _half(cos_ptr, t_at, mask) - right * _half(sin_ptr, t_at, mask)
+        out_right = right * _half(cos_ptr, t_at + HALF, mask) + left * _half(sin_ptr, t_at + HALF, mask)
+        if head < H:
+            at = (row * H + head) * D + d
+            tl.store(q_ptr + at, out_left.to(q_ptr.dtype.element_ty), mask=mask)
+            tl.store(q_ptr + at + HALF, out_right.to(q_ptr.dtype.element_ty), mask=mask)
+        else:
+            at = (row * K + head - H) * D + d
+            tl.store(k_ptr + at, out_left.to(k_ptr.dtype.element_ty), mask=mask)
+            tl.store(k_ptr + at + HALF, out_right.to(k_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _turn_back_kernel(
+    dq_ptr, dk_ptr, dv_ptr, x_ptr, dx_ptr, weight_ptr, cos_ptr, sin_ptr, rows, eps, H: tl.constexpr, K: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, PLUS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    d = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (d < HALF)
+    D: tl.constexpr = 2 * HALF
+    x_at = (row * (H + 2 * K) + head) * D + d
+    if head >= H + K:
+        at = (row * K + head - H - K) * D + d
+        tl.store(dx_ptr + x_at, tl.load(dv_ptr + at, mask=mask), mask=mask)
+        tl.store(dx_ptr + x_at + HALF, tl.load(dv_ptr + at + HALF, mask=mask), mask=mask)
+    else:
+        if head < H:
+            at = (row * H + head) * D + d
+            left, right = _half(dq_ptr, at, mask), _half(dq_ptr, at + HALF, mask)
+        else:
+            at = (row * K + head - H) * D + d
+            left, right = _half(dk_ptr, at, mask), _half(dk_ptr, at + HALF, mask)
+        t_at = row * D + d
+        d_left = left * _half(cos_ptr, t_at, mask) + right * _half(sin_ptr, t_at + HALF, mask)
+        d_right = right * _half(cos_ptr, t_at + HALF, mask) - left * _half(sin_ptr, t_at, mask)
+        if NORM:
+            x_left, x_right = _half(x_ptr, x_at, mask), _half(x_ptr, x_at + HALF, mask)
+            squares = tl.sum(x_left * x_left, axis=1) + tl.sum(x_right * x_right, axis=1)
+            scale = 1.0 / tl.sqrt(squares / D + eps)[:, None]
+            x_left, x_right = x_left * scale, x_right * scale
+            w_at = (head >= H).to(tl.int32) * D + d
+            d_left = d_left * (_half(weight_ptr, w_at, d < HALF) + PLUS)
+            d_right = d_right * (_half(weight_ptr, w_at + HALF, d < HALF) + PLUS)
+            along = ((tl.sum(d_left * x_left, axis=1) + tl.sum(d_right * x_right, axis=1)) / D)[:, None]
+            d_left = (d_left - x_left * along) * scale
+            d_right = (d_right - x_right * along) * scale
+        tl.store(dx_ptr + x_at, d_left.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + x_at + HALF, d_right.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+def _shape(rows: int, head_dim: int, heads: int, kv_heads: int, plus: float, norm: bool) -> tuple[Any, dict[str, Any]]:
+    half = head_dim // 2
+    constants = {"H": heads, "K": kv_heads, "HALF": half, "BLOCK": triton.next_power_of_2(half), "ROWS": _ROWS}
+    return (heads + 2 * kv_heads, triton.cdiv(rows, _ROWS)), constants | {"NORM": norm, "PLUS": plus}
+
+
+@torch.library.custom_op(
+    "mint::turn_heads",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor x, Tensor? weight, Tensor cos, Tensor sin, int heads, int kv_heads, float eps, float plus)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def turn_heads(
+    x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, eps: float, plus: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, D] and k [T, K, D], normed and rotated, and v [T, K, D], of x [T, (H + 2 K) D]. `weight` [2, D]: of the
+    norms of q and k, less `plus`; None: no norms."""
+    rows, head_dim = len(x), cos.shape[1]
+    q, k, v = (x.new_empty(rows, count, head_dim) for count in (heads, kv_heads, kv_heads))
+    grid, constants = _shape(rows, head_dim, heads, kv_heads, plus, weight is not None)
+    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+    _turn_kernel[grid](x, q, k, v, x if weight is None else weight, cos, sin, rows, eps, **constants)
+    return q, k, v
+
+
+@turn_heads.register_fake
+def _(x: Tensor, weight: Any, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, eps: float, plus: float) -> Any:
+    return tuple(x.new_empty(x.shape[0], count, cos.shape[1]) for count in (heads, kv_heads, kv_heads))
+
+
+@torch.library.custom_op(
+    "mint::turn_heads_back",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor dq, Tensor dk, Tensor dv, Tensor x, Tensor? weight, Tensor cos, Tensor sin, int heads, "
+    "int kv_heads, float eps, float plus) -> Tensor",
+)
+def turn_heads_back(
+    dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int,
+    kv_heads: int, eps: float, plus: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of x."""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dq, dk, dv, x, cos, sin = (tensor.contiguous() for tensor in (dq, dk, dv, x, cos, sin))
+    grid, constants = _shape(len(x), cos.shape[1], heads, kv_heads, plus, weight is not None)
+    _turn_back_kernel[grid](
+        dq, dk, dv, x, dx, x if weight is None else weight, cos, sin, len(x), eps, **constants
+    )  # fmt: skip
+    return dx
+
+
+@turn_heads_back.register_fake
+def _(dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save_turn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, cos, sin, *ctx.rest = inputs
+    ctx.save_for_backward(x, weight, cos, sin)
+
+
+def _turn_back(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, cos, sin = ctx.saved_tensors
+    return torch.ops.mint.turn_heads_back(dq, dk, dv, x, weight, cos, sin, *ctx.rest), *[None] * 7
+
+
+turn_heads.register_autograd(_turn_back, setup_context=_save_turn)
+
+
+@triton.jit
+def _gate_back_kernel(grad_ptr, x_ptr, dx_ptr, G: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < G
+    at = row * 2 * G + column
+    grad = _half(grad_ptr, row * G + column, mask)
+    gate, up = _half(x_ptr, at, mask), _half(x_ptr, at + G, mask)
+    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+    d_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    tl.store(dx_ptr + at, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + at + G, (grad * gate * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@torch.library.custom_op(
+    "mint::silu_gate_back", mutates_args=(), device_types="cuda", schema="(Tensor grad, Tensor x) -> Tensor"
+)
+def silu_gate_back(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x [T, 2 G], gate and up side by side, from that of silu(gate) * up [T, G]."""
+    grad, x = grad.contiguous(), x.contiguous()
+    dx = torch.empty_like(x)
+    width = grad.shape[1]
+    _gate_back_kernel[(len(x), triton.cdiv(width, _COLUMNS))](grad, x, dx, G=width, COLUMNS=_COLUMNS)
+    return dx
+
+
+@silu_gate_back.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@triton.jit
+def _widen_kernel(x_ptr, z_ptr, scale_ptr, out_ptr, inputs, rank, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    of_x, of_z = column < inputs, (column >= inputs) & (column < inputs + rank)
+    x = _half(x_ptr, row * inputs + column, of_x)
+    z = _half(z_ptr, row * rank + column - inputs, of_z) * tl.load(scale_ptr).to(tl.float32)
+    out = tl.where(of_x, x, z).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * (inputs + rank) + column, out, mask=of_x | of_z)
+
+
+@torch.library.custom_op(
+    "mint::widen", mutates_args=(), device_types="cuda", schema="(Tensor x, Tensor z, Tensor scale) -> Tensor"
+)
+def widen(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """[x, scale * z] of x [T, I] and z [T, R]."""
+    x, z = x.contiguous(), z.contiguous()
+    (rows, inputs), rank = x.shape, z.shape[1]
+    out = x.new_empty(rows, inputs + rank)
+    columns = triton.next_power_of_2(inputs + rank)
+    warps = 4 if columns <= 4096 else 8
+    _widen_kernel[(rows,)](x, z, scale, out, inputs, rank, COLUMNS=columns, num_warps=warps)
+    return out
+
+
+@widen.register_fake
+def _(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] + z.shape[1])

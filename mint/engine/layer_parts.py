@@ -1,0 +1,177 @@
+"""What a layer of training is made of, as functions of tensors: linears with what an adapter adds to them, norms,
+rotary embedding, the gate. `mint.engine.layers` puts them together.
+
+Shapes: T packed tokens, H query heads, K key/value heads, D head size, I inputs and O outputs of linears, R ranks of
+the adapted ones together, G width of the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a linear: up (scale * (down x))."""
+
+    down: Tensor
+    """[R, in]"""
+    up: Tensor
+    """[out, R]"""
+    scale: Tensor
+    """[]: a number the compiler does not take for a constant."""
+
+
+class Linear(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Norm(NamedTuple):
+    """x / rms(x) * weight"""
+
+    weight: Tensor
+    plus_one: bool
+    """The weight is stored less 1, and multiplied in float32."""
+    eps: float
+
+
+def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | None]) -> Tensor:
+    """Linears with one input as one product, their outputs side by side, what the adapter adds included."""
+    if not any(added):
+        return _joined([F.linear(x_TI, linear.weight, linear.bias) for linear in linears], dim=-1)
+    weight_OI = _joined([linear.weight for linear in linears])
+    biased = [linear.bias is not None for linear in linears]
+    bias_O = None
+    if any(biased):
+        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias in linears])
+    ours = [low for low in added if low is not None]
+    down_RI = torch.cat([low.down for low in ours]).to(x_TI.dtype)
+    none = weight_OI.new_zeros(0)
+    up_OR = torch.block_diag(
+        *(none.reshape(len(w), 0) if low is None else low.up for (w, _), low in zip(linears, added, strict=True))
+    ).to(x_TI.dtype)
+    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, ours[0].scale)
+
+
+def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), dim)
+
+
+class _Project(torch.autograd.Function):
+    """x W^T + z up^T with z = scale * down x. A product is not written twice: the smaller of its two sides gets columns
+    of its own for what the adapter adds, [x, z] @ [W, up]^T or, backward, [grad, grad of z] @ [W; down]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: Tensor
+    ) -> Tensor:
+        z_TR = x_TI @ down_RI.T
+        if _widens(weight_OI):
+            both = _widened(x_TI, z_TR, scale)
+            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR, scale)
+            return F.linear(both, torch.cat([weight_OI, up_OR], dim=1), bias_O)
+        z_TR = z_TR * scale
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
+        return F.linear(x_TI, weight_OI, bias_O) + z_TR @ up_OR.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_TO,) = grads
+        x_TI, z_TR, weight_OI, down_RI, up_OR, scale = ctx.saved_tensors
+        inputs, grad_TI = weight_OI.shape[1], None
+        if z_TR is None:
+            x_TI, z_TR = x_TI[:, :inputs], x_TI[:, inputs:]
+        if ctx.needs_input_grad[0] and _widens(weight_OI):
+            both = grad_TO @ _beside(weight_OI, up_OR)
+            grad_TR = both[:, inputs:] * scale
+            # Not addmm, which would copy first: compiled, the sum joins what comes next.
+            grad_TI = both[:, :inputs] + grad_TR @ down_RI
+        else:
+            grad_TR = (grad_TO @ up_OR) * scale
+            if ctx.needs_input_grad[0]:
+                grad_TI = torch.cat([grad_TO, grad_TR], dim=1) @ torch.cat([weight_OI, down_RI])
+        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
+
+
+def _widens(weight_OI: Tensor) -> bool:
+    return weight_OI.shape[0] >= weight_OI.shape[1]
+
+
+def _widened(x_TI: Tensor, z_TR: Tensor, scale: Tensor) -> Tensor:
+    """[x, scale * z]"""
+    if x_TI.is_cuda:
+        return torch.ops.mint.widen(x_TI, z_TR, scale)
+    return torch.cat([x_TI, z_TR * scale], dim=1)
+
+
+def _beside(weight_OI: Tensor, up_OR: Tensor) -> Tensor:
+    """[W, up]; on a GPU with its columns end to end, which makes the product with it a tenth faster."""
+    if weight_OI.is_cuda:
+        return torch.cat([weight_OI.T, up_OR.T]).T
+    return torch.cat([weight_OI, up_OR], dim=1)
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.plus_one:
+        return (wide * (1 + norm.weight.float())).to(x.dtype)
+    return wide.to(x.dtype) * norm.weight
+
+
+def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    left, right = x_THD.chunk(2, dim=-1)
+    return x_THD * cos_TD[:, None] + torch.cat((-right, left), dim=-1) * sin_TD[:, None]
+
+
+def turn_heads(
+    x_TO: Tensor, norms: tuple[Norm, Norm] | None, cos_TD: Tensor, sin_TD: Tensor, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, D] and k [T, K, D], normed where the family does that, and rotated; v [T, K, D]."""
+    head_dim = cos_TD.shape[1]
+    parts = x_TO.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, head_dim)) for part in parts)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0]), rms_norm(k, norms[1])
+    return rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD), v
+
+
+def turn_heads_on_gpu(
+    x_TO: Tensor, norms: tuple[Norm, Norm] | None, cos_TD: Tensor, sin_TD: Tensor, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in one kernel, `mint.engine.kernels.training`, which must have been imported."""
+    if norms is None:
+        return torch.ops.mint.turn_heads(x_TO, None, cos_TD, sin_TD, heads, kv_heads, 0.0, 0.0)
+    weight_2D = torch.stack([norm.weight for norm in norms])
+    norm = norms[0]
+    return torch.ops.mint.turn_heads(
+        x_TO, weight_2D, cos_TD, sin_TD, heads, kv_heads, norm.eps, 1.0 if norm.plus_one else 0.0
+    )
+
+
+def gate(act: Callable[[Tensor], Tensor], x_TG: Tensor) -> Tensor:
+    """act(gate) * up, of gate and up side by side."""
+    gate, up = x_TG.chunk(2, dim=-1)
+    return act(gate) * up
+
+
+def silu_gate_on_gpu(act: Callable[[Tensor], Tensor], x_TG: Tensor) -> Tensor:
+    """`gate` for an `act` that is silu, with its gradient in one kernel of `mint.engine.kernels.training`."""
+    return _SiluGate.apply(x_TG)
+
+
+class _SiluGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TG: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TG)
+        return gate(F.silu, x_TG)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x_TG,) = ctx.saved_tensors
+        return torch.ops.mint.silu_gate_back(grads[0], x_TG)

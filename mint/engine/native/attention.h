@@ -1,0 +1,180 @@
+// Attention of one token over the blocks of the key/value cache, and the cache's layout.
+//
+// A block holds, for each key/value head, its keys input by input with the slots next to each other (so that the scores
+// of a vector of slots are summed without crossing lanes), and its values slot by slot. Slots fill whole vectors, and so
+// do the numbers of a value; what is there to fill them up is never read into a result.
+#pragma once
+
+#include <vector>
+
+#include "vectors.h"
+
+struct CacheShape {
+    int64_t block_size, kv_heads, head_dim;
+
+    int64_t slot_vectors() const { return (block_size + LANES - 1) / LANES; }
+    int64_t value_width() const { return (head_dim + LANES - 1) / LANES * LANES; }
+    int64_t keys_a_head() const { return head_dim * slot_vectors() * LANES; }
+    int64_t values_a_head() const { return block_size * value_width(); }
+    int64_t keys_a_block() const { return kv_heads * keys_a_head(); }
+    int64_t values_a_block() const { return kv_heads * values_a_head(); }
+
+    void write(float* keys, float* values, int64_t block, int64_t slot, const float* k, const float* v) const {
+        for (int64_t head = 0; head < kv_heads; head++) {
+            float* key = keys + block * keys_a_block() + head * keys_a_head() + slot;
+            float* value = values + block * values_a_block() + head * values_a_head() + slot * value_width();
+            for (int64_t d = 0; d < head_dim; d++) {
+                key[d * slot_vectors() * LANES] = k[head * head_dim + d];
+                value[d] = v[head * head_dim + d];
+            }
+        }
+    }
+};
+
+// Tokens first..last of a sequence, whose blocks are in the table.
+struct Seen {
+    const int64_t* table;
+    int64_t first, last;
+};
+
+constexpr int SCORED = 4;  // vectors of slots at a time: enough sums under way to hide the latency of each
+
+// The scores of up to SCORED vectors of slots, for QUERIES heads that share their keys.
+template <int QUERIES>
+inline void score(
+    const CacheShape& shape, const float* const* keys, int vectors, const float* q, float scale, float* scores,
+    int64_t score_stride
+) {
+    Vector sum[QUERIES][SCORED] = {};
+    const int64_t step = shape.slot_vectors() * LANES;
+    if (vectors == SCORED) {
+        for (int64_t d = 0; d < shape.head_dim; d++) {
+            UNROLLED for (int v = 0; v < SCORED; v++) {
+                const Vector key = load(keys[v] + d * step);
+                UNROLLED for (int g = 0; g < QUERIES; g++) sum[g][v] += splat(q[g * shape.head_dim + d]) * key;
+            }
+        }
+    } else {
+        for (int64_t d = 0; d < shape.head_dim; d++) {
+            for (int v = 0; v < vectors; v++) {
+                const Vector key = load(keys[v] + d * step);
+                UNROLLED for (int g = 0; g < QUERIES; g++) sum[g][v] += splat(q[g * shape.head_dim + d]) * key;
+            }
+        }
+    }
+    for (int g = 0; g < QUERIES; g++)
+        for (int v = 0; v < vectors; v++) store(scores + g * score_stride + v * LANES, sum[g][v] * scale);
+}
+
+// Scores become weights that add up to 1. Slots outside of first..last get none, whatever was in them.
+inline void soften(const CacheShape& shape, Seen seen, int64_t first_block, int64_t blocks, float* scores) {
+    const Vector numbers = lane_numbers(), hidden = splat(-INF);
+    const int64_t width = shape.slot_vectors() * LANES;
+    Vector most = hidden;
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t start = (first_block + b) * shape.block_size;
+        const float low = float(std::max<int64_t>(seen.first - start, 0));
+        const float high = float(std::min(seen.last - start, shape.block_size - 1));
+        for (int64_t v = 0; v < shape.slot_vectors(); v++) {
+            float* place = scores + b * width + v * LANES;
+            const Vector slot = numbers + splat(float(v * LANES));
+            Vector x = load(place);
+            x = slot < low ? hidden : x;
+            x = slot > high ? hidden : x;
+            most = x > most ? x : most;
+            store(place, x);
+        }
+    }
+    const Vector peak = splat(largest_of(most));
+    Vector sum = {};
+    for (int64_t v = 0; v < blocks * shape.slot_vectors(); v++) {
+        const Vector x = load(scores + v * LANES);
+        const Vector weight = exponential(x - peak);
+        store(scores + v * LANES, weight);
+        sum += weight;
+    }
+    const Vector share = splat(1.0f / sum_of(sum));
+    for (int64_t v = 0; v < blocks * shape.slot_vectors(); v++) store(scores + v * LANES, load(scores + v * LANES) * share);
+}
+
+// Values weighed, for QUERIES heads and VECTORS vectors of each.
+template <int QUERIES, int VECTORS>
+inline void weigh(
+    const CacheShape& shape, Seen seen, int64_t first_block, int64_t blocks, const float* values, int64_t offset,
+    const float* weights, int64_t weight_stride, float* out
+) {
+    Vector sum[QUERIES][VECTORS] = {};
+    const int64_t width = shape.slot_vectors() * LANES;
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t start = (first_block + b) * shape.block_size;
+        const float* block = values + seen.table[first_block + b] * shape.values_a_block() + offset;
+        const int64_t low = std::max<int64_t>(seen.first - start, 0);
+        const int64_t high = std::min(seen.last - start, shape.block_size - 1);
+        for (int64_t slot = low; slot <= high; slot++) {
+            UNROLLED for (int v = 0; v < VECTORS; v++) {
+                const Vector value = load(block + slot * shape.value_width() + v * LANES);
+                UNROLLED for (int g = 0; g < QUERIES; g++)
+                    sum[g][v] += splat(weights[g * weight_stride + b * width + slot]) * value;
+            }
+        }
+    }
+    for (int g = 0; g < QUERIES; g++) {
+        for (int v = 0; v < VECTORS; v++) {
+            const int64_t here = std::min<int64_t>(LANES, shape.head_dim - (offset % shape.value_width()) - v * LANES);
+            std::memcpy(out + g * shape.head_dim + v * LANES, &sum[g][v], here * sizeof(float));
+        }
+    }
+}
+
+// One key/value head and the QUERIES query heads from q on that use it.
+template <int QUERIES>
+inline void attend(
+    const CacheShape& shape, Seen seen, const float* keys, const float* values, int64_t head, const float* q, float scale,
+    float* out, std::vector<float>& scratch
+) {
+    const int64_t first_block = seen.first / shape.block_size, blocks = seen.last / shape.block_size - first_block + 1;
+    const int64_t per_block = shape.slot_vectors(), vectors = blocks * per_block, stride = vectors * LANES;
+    if (int64_t(scratch.size()) < QUERIES * stride) scratch.resize(2 * QUERIES * stride);
+    float* scores = scratch.data();
+    for (int64_t v = 0; v < vectors; v += SCORED) {
+        const float* of[SCORED];
+        const int count = int(std::min<int64_t>(SCORED, vectors - v));
+        for (int n = 0; n < count; n++) {
+            const int64_t block = seen.table[first_block + (v + n) / per_block];
+            of[n] = keys + block * shape.keys_a_block() + head * shape.keys_a_head() + (v + n) % per_block * LANES;
+        }
+        score<QUERIES>(shape, of, count, q, scale, scores + v * LANES, stride);
+    }
+    for (int g = 0; g < QUERIES; g++) soften(shape, seen, first_block, blocks, scores + g * stride);
+    const int64_t wide = shape.value_width() / LANES;
+    for (int64_t v = 0; v < wide;) {
+        const int64_t offset = head * shape.values_a_head() + v * LANES;
+        float* to = out + v * LANES;
+        if (wide - v >= 4) {
+            weigh<QUERIES, 4>(shape, seen, first_block, blocks, values, offset, scores, stride, to);
+            v += 4;
+        } else if (wide - v >= 2) {
+            weigh<QUERIES, 2>(shape, seen, first_block, blocks, values, offset, scores, stride, to);
+            v += 2;
+        } else {
+            weigh<QUERIES, 1>(shape, seen, first_block, blocks, values, offset, scores, stride, to);
+            v += 1;
+        }
+    }
+}
+
+inline void attend_group(
+    const CacheShape& shape, Seen seen, const float* keys, const float* values, int64_t head, int64_t queries,
+    const float* q, float scale, float* out, std::vector<float>& scratch
+) {
+    while (queries > 0) {
+        const int64_t taken = std::min<int64_t>(queries, 4);
+        switch (taken) {
+            case 4: attend<4>(shape, seen, keys, values, head, q, scale, out, scratch); break;
+            case 3: attend<3>(shape, seen, keys, values, head, q, scale, out, scratch); break;
+            case 2: attend<2>(shape, seen, keys, values, head, q, scale, out, scratch); break;
+            case 1: attend<1>(shape, seen, keys, values, head, q, scale, out, scratch); break;
+        }
+        queries -= taken, q += taken * shape.head_dim, out += taken * shape.head_dim;
+    }
+}

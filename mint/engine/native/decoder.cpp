@@ -1,0 +1,329 @@
+// A decoder's pass over packed rows of tokens, in float32 on a CPU: what `mint.engine.fused` does in torch, in one call.
+//
+// What a row computes depends on its own numbers alone, in one fixed order, whatever the number of rows, the adapters
+// of the others or the threads. The structures are those of `structures.py`, field by field.
+
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "draw.h"
+#include "matrix.h"
+#include "pool.h"
+
+namespace {
+
+struct Matrix {
+    const float* packed;
+    const float* bias;
+    int64_t outputs, inputs;
+};
+
+struct Layer {
+    const float *input_norm, *head_norm, *mlp_norm;
+    Matrix qkv, out, gate_up, down;
+    int64_t window;  // 0: none
+    float *keys, *values;
+};
+
+struct Decoder {
+    int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
+    float eps, scale;
+    const float *embedding, *final_norm, *cosine, *sine;
+    Layer* layers;
+    Matrix unembedding;
+};
+
+// An adapter's part of one projection: all of its linears' A below each other, and their B in the panels of the
+// projection's outputs. A panel's inputs are those of the linears whose outputs it holds: from..to of `ranges`.
+struct LowRank {
+    const float *down, *up;
+    const int64_t* ranges;
+    int64_t rank;
+};
+
+// Rows that stand next to each other and have one adapter: its LowRanks, four a layer and the unembedding's; or none.
+struct Run {
+    const LowRank* adapter;
+    int64_t rows;
+};
+
+struct Batch {
+    int64_t rows;
+    const int64_t *tokens, *positions;
+    const int64_t* lines;  // which block table is each row's
+    const int64_t* tables;
+    int64_t table_width;
+    const Run* runs;
+    int64_t num_runs;
+    int64_t threads;
+};
+
+enum Projection { QKV, OUT, GATE_UP, DOWN };
+
+constexpr int64_t ROW_PIECE = 8;       // rows of one piece of row-wise work
+constexpr int64_t ROW_BLOCK = 96;      // rows of one piece of a product: their inputs stay in the nearest caches
+constexpr int64_t PANELS_A_PIECE = 2;
+constexpr int64_t SHARED_WORK = 1 << 21;  // multiplications below which a second thread is not worth asking
+
+Pool& pool() {
+    static Pool& only = *new Pool;  // never destroyed: its threads live as long as the process
+    return only;
+}
+
+struct Buffer {
+    std::vector<float> numbers;
+    int64_t width = 0;
+
+    void shape(int64_t rows, int64_t columns) {
+        width = columns;
+        if (int64_t(numbers.size()) < rows * columns) numbers.resize(rows * columns);
+    }
+    float* row(int64_t n) { return numbers.data() + n * width; }
+    Rows from(int64_t n) { return {row(n), width}; }
+};
+
+// What a pass writes on its way; kept by each thread that calls for the next one.
+struct Workspace {
+    Buffer x, normed, low, qkv, seen, gate_up, gated;
+};
+
+void norm(const float* x, const float* weight, int64_t width, float eps, float* out) {
+    Vector squares = {};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
+    float rest = 0.0f;
+    for (; i < width; i++) rest += x[i] * x[i];
+    const float factor = 1.0f / std::sqrt((sum_of(squares) + rest) / float(width) + eps);
+    for (i = 0; i < width; i++) out[i] = x[i] * factor * weight[i];
+}
+
+void turn(float* x, const float* cosine, const float* sine, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    for (int64_t d = 0; d < half; d++) {
+        const float low = x[d], high = x[d + half];
+        x[d] = low * cosine[d] - high * sine[d];
+        x[d + half] = high * cosine[d + half] + low * sine[d + half];
+    }
+}
+
+void gate(const float* gate_up, int64_t width, float* out) {
+    const auto silu = [](Vector x) { return x / (1.0f + exponential(-x)); };
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) store(out + i, silu(load(gate_up + i)) * load(gate_up + width + i));
+    for (; i < width; i++) out[i] = silu(splat(gate_up[i]))[0] * gate_up[width + i];
+}
+
+class Pass {
+public:
+    Pass(const Decoder& decoder, const Run* runs, int64_t num_runs, int64_t rows, Pool::Step& step, Workspace& space)
+        : decoder_(decoder), runs_(runs), num_runs_(num_runs), rows_(rows), step_(step), space_(space) {}
+
+    void hidden(const Batch& batch, float* out) {
+        const int64_t width = decoder_.hidden;
+        space_.x.shape(rows_, width);
+        space_.normed.shape(rows_, width);
+        space_.seen.shape(rows_, decoder_.heads * decoder_.head_dim);
+        space_.gated.shape(rows_, decoder_.intermediate);
+        space_.qkv.shape(rows_, decoder_.layers[0].qkv.outputs);
+        space_.gate_up.shape(rows_, 2 * decoder_.intermediate);
+        by_rows([&](int64_t row) {
+            std::memcpy(space_.x.row(row), decoder_.embedding + batch.tokens[row] * width, width * sizeof(float));
+        });
+        for (int64_t number = 0; number < decoder_.num_layers; number++) layer(number, batch);
+        by_rows([&](int64_t row) { norm(space_.x.row(row), decoder_.final_norm, width, decoder_.eps, out + row * width); });
+    }
+
+    // out = x W + bias + up(down x), and what was in `out` too where it is to be added.
+    void project(const Matrix& matrix, int64_t projection, Rows x, float* out, bool add) {
+        reduce(projection, x, matrix.inputs);
+        const int64_t panels = panels_of(matrix.outputs), across = (panels + PANELS_A_PIECE - 1) / PANELS_A_PIECE;
+        const int64_t blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
+        const bool worthwhile = rows_ * matrix.outputs * matrix.inputs >= SHARED_WORK;
+        step_.share(across * blocks, worthwhile, [&](int64_t piece) {
+            const int64_t first = piece / across * ROW_BLOCK, rows = std::min(ROW_BLOCK, rows_ - first);
+            const int64_t start = piece % across * PANELS_A_PIECE;
+            for (int64_t panel = start; panel < std::min(panels, start + PANELS_A_PIECE); panel++)
+                project_panel(matrix, projection, panel, x, first, rows, out, add);
+        });
+    }
+
+private:
+    void layer(int64_t number, const Batch& batch) {
+        const Layer& layer = decoder_.layers[number];
+        Workspace& space = space_;
+        by_rows([&](int64_t row) {
+            norm(space.x.row(row), layer.input_norm, decoder_.hidden, decoder_.eps, space.normed.row(row));
+        });
+        project(layer.qkv, 4 * number + QKV, space.normed.from(0), space.qkv.row(0), false);
+        // All keys and values are written before any are read: rows of one step may look at each other.
+        by_rows([&](int64_t row) { place(layer, batch, row); });
+        by_rows([&](int64_t row) { look(layer, batch, row); });
+        project(layer.out, 4 * number + OUT, space.seen.from(0), space.x.row(0), true);
+        by_rows([&](int64_t row) {
+            norm(space.x.row(row), layer.mlp_norm, decoder_.hidden, decoder_.eps, space.normed.row(row));
+        });
+        project(layer.gate_up, 4 * number + GATE_UP, space.normed.from(0), space.gate_up.row(0), false);
+        by_rows([&](int64_t row) { gate(space.gate_up.row(row), decoder_.intermediate, space.gated.row(row)); });
+        project(layer.down, 4 * number + DOWN, space.gated.from(0), space.x.row(0), true);
+    }
+
+    CacheShape cache() const { return {decoder_.block_size, decoder_.kv_heads, decoder_.head_dim}; }
+
+    // Turns the queries and keys of a row and writes its keys and values to the cache.
+    void place(const Layer& layer, const Batch& batch, int64_t row) {
+        const int64_t size = decoder_.head_dim, both = decoder_.heads + decoder_.kv_heads, position = batch.positions[row];
+        float* qkv = space_.qkv.row(row);
+        for (int64_t head = 0; head < both; head++) {
+            float* x = qkv + head * size;
+            if (layer.head_norm) norm(x, layer.head_norm + head * size, size, decoder_.eps, x);
+            turn(x, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+        }
+        const int64_t block = batch.tables[batch.lines[row] * batch.table_width + position / decoder_.block_size];
+        cache().write(
+            layer.keys, layer.values, block, position % decoder_.block_size, qkv + decoder_.heads * size, qkv + both * size
+        );
+    }
+
+    void look(const Layer& layer, const Batch& batch, int64_t row) {
+        static thread_local std::vector<float> scratch;
+        const int64_t last = batch.positions[row], size = decoder_.head_dim, group = decoder_.heads / decoder_.kv_heads;
+        const int64_t first = layer.window ? std::max<int64_t>(0, last - layer.window + 1) : 0;
+        const Seen seen{batch.tables + batch.lines[row] * batch.table_width, first, last};
+        for (int64_t head = 0; head < decoder_.kv_heads; head++) {
+            const int64_t at = head * group * size;
+            attend_group(
+                cache(), seen, layer.keys, layer.values, head, group, space_.qkv.row(row) + at, decoder_.scale,
+                space_.seen.row(row) + at, scratch
+            );
+        }
+    }
+
+    // The rows of each run through its adapter's A.
+    void reduce(int64_t projection, Rows x, int64_t inputs) {
+        int64_t most = 0;
+        for (int64_t r = 0; r < num_runs_; r++)
+            if (runs_[r].adapter) most = std::max(most, runs_[r].adapter[projection].rank);
+        if (most == 0) return;
+        space_.low.shape(rows_, most);
+        const int64_t pieces = (rows_ + ROW_BLOCK / 4 - 1) / (ROW_BLOCK / 4);
+        step_.share(pieces, rows_ * most * inputs >= SHARED_WORK / 4, [&](int64_t piece) {
+            const int64_t first = piece * (ROW_BLOCK / 4), rows = std::min(ROW_BLOCK / 4, rows_ - first);
+            by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
+                const LowRank& low = adapter[projection];
+                for (int64_t panel = 0; panel < panels_of(low.rank); panel++) {
+                    const int64_t column = panel * PANEL;
+                    const Rows from{x.start + row * x.stride, x.stride};
+                    const float* weight = low.down + column * inputs;
+                    float* to = space_.low.row(row) + column;
+                    const int64_t columns = std::min(PANEL, low.rank - column);
+                    product(from, count, weight, inputs, nullptr, to, space_.low.width, false, columns);
+                }
+            });
+        });
+    }
+
+    void project_panel(
+        const Matrix& matrix, int64_t projection, int64_t panel, Rows x, int64_t first, int64_t rows, float* out, bool add
+    ) {
+        const int64_t column = panel * PANEL, columns = std::min(PANEL, matrix.outputs - column), stride = matrix.outputs;
+        const float* bias = matrix.bias ? matrix.bias + column : nullptr;
+        const Rows from{x.start + first * x.stride, x.stride};
+        product(
+            from, rows, matrix.packed + column * matrix.inputs, matrix.inputs, bias, out + first * stride + column, stride,
+            add, columns
+        );
+        by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
+            const LowRank& low = adapter[projection];
+            if (low.rank == 0) return;
+            const int64_t start = low.ranges[2 * panel], stop = low.ranges[2 * panel + 1];
+            if (start == stop) return;
+            const int64_t width = vectors_of(columns) * LANES;
+            const Rows reduced{space_.low.row(row) + start, space_.low.width};
+            const float* weight = low.up + column * low.rank + start * width;
+            product(reduced, count, weight, stop - start, nullptr, out + row * stride + column, stride, true, columns);
+        });
+    }
+
+    // The parts of rows first..first+rows-1 that have an adapter.
+    template <typename Work>
+    void by_runs(int64_t first, int64_t rows, const Work& work) {
+        int64_t start = 0;
+        for (int64_t r = 0; r < num_runs_ && start < first + rows; start += runs_[r++].rows) {
+            const int64_t from = std::max(start, first), to = std::min(start + runs_[r].rows, first + rows);
+            if (from < to && runs_[r].adapter) work(runs_[r].adapter, from, to - from);
+        }
+    }
+
+    template <typename Work>
+    void by_rows(const Work& work) {
+        step_.share((rows_ + ROW_PIECE - 1) / ROW_PIECE, rows_ >= 4 * ROW_PIECE, [&](int64_t piece) {
+            for (int64_t row = piece * ROW_PIECE; row < std::min(rows_, (piece + 1) * ROW_PIECE); row++) work(row);
+        });
+    }
+
+    const Decoder& decoder_;
+    const Run* runs_;
+    const int64_t num_runs_, rows_;
+    Pool::Step& step_;
+    Workspace& space_;
+};
+
+Workspace& workspace() {
+    static thread_local Workspace space;
+    return space;
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t mint_lanes() { return LANES; }
+int64_t mint_padded(int64_t outputs) { return padded_outputs(outputs); }
+
+void mint_pack(const float* weight_OI, int64_t outputs, int64_t inputs, float* packed) {
+    pack(weight_OI, outputs, inputs, inputs, 1, packed);
+}
+
+// B of an adapter, input by input, and for each panel the first and the last input that is not nothing.
+void mint_pack_up(const float* up_RO, int64_t rank, int64_t outputs, float* packed, int64_t* ranges) {
+    pack(up_RO, outputs, rank, 1, outputs, packed);
+    for (int64_t panel = 0; panel < panels_of(outputs); panel++) {
+        const int64_t columns = std::min(PANEL, outputs - panel * PANEL);
+        int64_t from = rank, to = 0;
+        for (int64_t r = 0; r < rank; r++) {
+            const float* row = up_RO + r * outputs + panel * PANEL;
+            if (std::any_of(row, row + columns, [](float x) { return x != 0.0f; })) from = std::min(from, r), to = r + 1;
+        }
+        ranges[2 * panel] = std::min(from, to), ranges[2 * panel + 1] = to;
+    }
+}
+
+// The final hidden states, after the last norm; keys and values are in the cache by then.
+void mint_hidden(const Decoder* decoder, const Batch* batch, float* hidden) {
+    Pool::Step step(pool(), batch->threads);
+    Pass(*decoder, batch->runs, batch->num_runs, batch->rows, step, workspace()).hidden(*batch, hidden);
+}
+
+void mint_logits(
+    const Decoder* decoder, const float* hidden, int64_t rows, const Run* runs, int64_t num_runs, int64_t threads,
+    float* logits
+) {
+    Pool::Step step(pool(), threads);
+    const Rows from{hidden, decoder->hidden};
+    Pass(*decoder, runs, num_runs, rows, step, workspace())
+        .project(decoder->unembedding, 4 * decoder->num_layers, from, logits, false);
+}
+
+void mint_draw(
+    const float* logits, int64_t rows, int64_t vocabulary, const float* temperature, const double* uniform, int64_t threads,
+    int64_t* tokens, float* logprobs
+) {
+    Pool::Step step(pool(), threads);
+    step.share(rows, rows * vocabulary >= 1 << 16, [&](int64_t row) {
+        const Draw drawn = draw(logits + row * vocabulary, vocabulary, temperature[row], uniform[row]);
+        tokens[row] = drawn.token, logprobs[row] = drawn.logprob;
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,92 @@
+"""The shared library behind this room: compiled on this machine when it is first wanted, then kept.
+
+Compiled at first use rather than at installation, because that is one way for wheels, editable installs and plain
+source trees alike, and code for the very processor it runs on needs no variants. It takes a few seconds once, in the
+background while the model is loading; later processes find it in `~/.cache/mint/native` under a name made of its source
+and of the processor. Where there is no compiler, or no folder to write to, sampling goes through torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+# No -ffast-math: sums keep their order and what is not a number stays so.
+FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-pthread")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Library:
+    functions: ctypes.CDLL | None
+    """None where there is none."""
+    reason: str
+
+
+@cache
+def prepare() -> Future[Library]:
+    """Begins to look for the library, and to compile it if need be, in a thread of its own."""
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-compiler")
+    found = executor.submit(_find)
+    executor.shutdown(wait=False)
+    return found
+
+
+def library() -> Library:
+    """Waits for it."""
+    return prepare().result()
+
+
+def _find() -> Library:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = home / "mint" / "native" / f"decoder-{_fingerprint()}.so"
+    try:
+        if not path.exists():
+            compile_to(path)
+        return Library(ctypes.CDLL(str(path)), f"native code for this processor ({path})")
+    except (OSError, subprocess.SubprocessError) as error:
+        output = getattr(error, "stderr", None)
+        log.warning("sampling goes through torch: no native code (%s)%s", error, f"\n{output}" if output else "")
+        return Library(None, f"torch, as native code could not be made ({error})")
+
+
+def compile_to(path: Path) -> None:
+    """Whole or not at all: several processes may want it at once."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise FileNotFoundError(f"there is no C++ compiler: none of {', '.join(COMPILERS)}")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(SOURCES / "decoder.cpp"), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        os.replace(made, path)
+
+
+def _fingerprint() -> str:
+    sources = [file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]*"))]
+    return hashlib.sha256(b"\0".join([*sources, " ".join(FLAGS).encode(), _processor().encode()])).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What decides which instructions there are."""
+    described = platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{described} {platform.processor()} {platform.node()}"
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return described + "".join(next((line for line in lines if line.startswith(name)), "") for name in wanted)

@@ -1,0 +1,196 @@
+"""Training passes as recorded CUDA graphs: a pass is some thousand kernels, and launching them one by one takes longer
+than computing a small micro-batch.
+
+One recording serves every micro-batch of a size (filled batches come in few sizes, see `mint.engine.batch`) and every
+adapter of a shape: what a pass reads is copied into the tensors it was recorded with. A size is run as it is the first
+time it is met and recorded the second time, which costs about as long as launching the pass once. All recordings share
+the memory of the largest; there are so many at most, the least recently used goes first, and all of them go when memory
+runs out. Where a recording does not fit, or recording fails, passes are run as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+
+from mint.engine import memory
+from mint.engine.batch import Batch
+from mint.engine.device import wait_for_gpu
+from mint.engine.lora import Adapter
+from mint.engine.model import BaseModel
+from mint.engine.training_pass import Pass, Work, compute
+
+MOST_RECORDINGS = 48
+MOST_SIZES_REMEMBERED = 512
+# Of a GPU's free memory, what recordings may take for themselves.
+SHARE_OF_FREE = 0.5
+# What a pass needs beside the activations it keeps: logits of a chunk and their exponentials, and what is left over
+# between tensors.
+BESIDE_BYTES, BESIDE_SHARE = 2 * 2**30, 0.15
+
+log = logging.getLogger(__name__)
+
+
+class Recording(Protocol):
+    bytes: int
+    """Memory it took beyond what the pool had."""
+
+    def __call__(self) -> Pass:
+        """What the recorded function gives for what its tensors hold now; overwritten by the next call."""
+        ...
+
+
+Recorder = Callable[[Callable[[], Pass], Any], Recording]
+"""(function, memory pool) -> its recording"""
+
+
+class CudaRecording:
+    def __init__(self, function: Callable[[], Pass], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may copy and allocate meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            before = torch.cuda.memory_reserved()
+            self._found = function()
+            self.bytes = torch.cuda.memory_reserved() - before
+
+    def __call__(self) -> Pass:
+        self._graph.replay()
+        return self._found
+
+
+class _Slot:
+    """The adapter that recordings of one shape compute with, and where they leave its gradients."""
+
+    def __init__(self, like: Adapter) -> None:
+        weights = {path: (torch.empty_like(a), torch.empty_like(b)) for path, (a, b) in like.weights.items()}
+        self.adapter = Adapter(like.base_model, like.config, weights, scale=like.scale)
+        self.gradients_P = torch.cat([p.detach().reshape(-1) for p in self.adapter.parameters()])
+
+    @torch.no_grad()
+    def load(self, adapter: Adapter) -> None:
+        torch._foreach_copy_(self.adapter.parameters(), adapter.parameters())
+
+
+class PassGraphs:
+    def __init__(self, model: BaseModel, recorder: Recorder = CudaRecording) -> None:
+        self.device = model.device
+        self.bytes = 0
+        """Of the memory the recordings share."""
+        self._share = SHARE_OF_FREE
+        self._model = model
+        self._recorder = recorder
+        self._usable = model.trains_recorded
+        self._pool: Any = None
+        self._recorded: OrderedDict[Hashable, tuple[Recording, Batch, _Slot | None]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, int] = OrderedDict()
+        """By size met once: what its pass kept for the backward pass."""
+        self._slots: WeakValueDictionary[Hashable, _Slot] = WeakValueDictionary()
+        self._shapes: dict[Hashable, int] = {}
+        """A short name for each shape of adapters."""
+        self._shape_of: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
+        self._weights_at: tuple[int, ...] = ()
+        memory.register(self)
+
+    def __call__(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass:
+        """The batch is on the CPU. `kept` is 0 for a pass that was recorded."""
+        if not self._usable:
+            return compute(self._model, adapter, batch.to(self.device), work)
+        self._forget_if_weights_moved()
+        shape = self._shape(adapter)
+        key = (batch.size, shape, work)
+        if key not in self._recorded and self._fits(self._kept.get(key)):
+            self._record(key, shape, adapter, batch, work)
+        if key in self._recorded:
+            return self._replay(key, adapter, batch)
+        found = compute(self._model, adapter, batch.to(self.device), work)
+        self._kept[key] = found.kept
+        if len(self._kept) > MOST_SIZES_REMEMBERED:
+            self._kept.popitem(last=False)
+        return found
+
+    def give_back(self) -> bool:
+        """For want of memory: forgets all recordings, and later ones get half as much. Whether there were any."""
+        had = bool(self._recorded)
+        self._share /= 2
+        self._forget()
+        return had
+
+    def _forget(self) -> None:
+        wait_for_gpu()  # it may be at one of them
+        self._recorded.clear()
+        self._kept.clear()
+        self._pool = None  # it went with the last of them
+        self.bytes = 0
+
+    def _fits(self, kept: int | None) -> bool:
+        if kept is None:
+            return False
+        needed = int(kept * (1 + BESIDE_SHARE)) + BESIDE_BYTES
+        return needed <= self.bytes + self._share * memory.free_memory(self.device)
+
+    def _record(self, key: Hashable, shape: Hashable, adapter: Adapter | None, batch: Batch, work: Work) -> None:
+        inputs = batch.to(self.device)
+        slot: _Slot | None = None
+        if adapter is not None:
+            slot = self._slots.get(shape)
+            if slot is None:
+                slot = self._slots[shape] = _Slot(adapter)
+
+        def function() -> Pass:
+            found = compute(self._model, None if slot is None else slot.adapter, inputs, work)
+            if slot is not None and found.gradients_P is not None:
+                found = found._replace(gradients_P=slot.gradients_P.copy_(found.gradients_P))
+            return found._replace(kept=0)
+
+        if self._pool is None and self.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            recording = self._recorder(function, self._pool)
+        except RuntimeError as error:
+            log.warning("a training pass could not be recorded; training goes on without", exc_info=error)
+            self._usable = False
+            self._forget()
+            return
+        self.bytes += recording.bytes
+        self._recorded[key] = recording, inputs, slot
+        if len(self._recorded) > MOST_RECORDINGS:
+            wait_for_gpu()
+            self._recorded.popitem(last=False)
+
+    def _replay(self, key: Hashable, adapter: Adapter | None, batch: Batch) -> Pass:
+        self._recorded.move_to_end(key)
+        recording, inputs, slot = self._recorded[key]
+        for mine, theirs in zip(inputs.tensors(), batch.tensors(), strict=True):
+            # From pinned memory, or the copy would wait for the pass before this one.
+            mine.copy_(theirs.pin_memory() if self.device.type == "cuda" else theirs, non_blocking=True)
+        if slot is not None and adapter is not None:
+            slot.load(adapter)
+        found = recording()
+        return found._replace(
+            logprobs_S=found.logprobs_S.clone(),
+            p_C=found.p_C.clone(),
+            loss_C=found.loss_C.clone(),
+            figures=found.figures.clone(),
+            gradients_P=None if found.gradients_P is None else found.gradients_P.clone(),
+        )
+
+    def _forget_if_weights_moved(self) -> None:
+        """A recording knows the weights by their address, and the sampler may have laid them out anew."""
+        at = tuple(linear.weight.data_ptr() for linear in self._model.linears.values())
+        if at != self._weights_at:
+            self._forget()
+            self._weights_at = at
+
+    def _shape(self, adapter: Adapter | None) -> Hashable:
+        """What adapters that share a recording have in common."""
+        if adapter is None:
+            return None
+        if adapter not in self._shape_of:
+            shapes = tuple((path, a.shape, b.shape) for path, (a, b) in adapter.weights.items())
+            self._shape_of[adapter] = self._shapes.setdefault(shapes, len(self._shapes))
+        return adapter.scale, self._shape_of[adapter]

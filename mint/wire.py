@@ -64,7 +64,8 @@ class FrameReader:
         self._most = most
 
     def feed(self, data: bytes) -> list[bytes]:
-        data, bodies, start = self._rest + data, [], 0
+        data, start = self._rest + data, 0
+        bodies: list[bytes] = []
         while len(data) - start >= 4 and len(data) >= (
             end := start + 4 + int.from_bytes(data[start : start + 4], "big")
         ):

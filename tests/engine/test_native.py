@@ -285,7 +285,7 @@ def test_a_model_too_large_to_be_held_twice_goes_through_torch(
     assert isinstance(runners.reader_for(tiny_model("llama"), 16), TorchReader)
 
 
-@pytest.mark.parametrize("failure", ["no compiler", "no folder", "bad source"])
+@pytest.mark.parametrize("failure", ["no compiler", "no folder", "no home", "bad source"])
 def test_without_a_library_it_says_why(
     failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,6 +294,9 @@ def test_without_a_library_it_says_why(
         monkeypatch.setattr(library, "COMPILERS", ("mint-no-such-compiler",))
     elif failure == "no folder":
         (tmp_path / "cache").write_text("a file where the folder should be")
+    elif failure == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
     else:
         (tmp_path / "decoder.cpp").write_text("this is not C++")
         monkeypatch.setattr(library, "SOURCES", tmp_path)

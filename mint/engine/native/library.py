@@ -51,13 +51,13 @@ def library() -> Library:
 
 
 def _find() -> Library:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = home / "mint" / "native" / f"decoder-{_fingerprint()}.so"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = home / "mint" / "native" / f"decoder-{_fingerprint()}.so"
         if not path.exists():
             compile_to(path)
         return Library(ctypes.CDLL(str(path)), f"native code for this processor ({path})")
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
         output = getattr(error, "stderr", None)
         log.warning("sampling goes through torch: no native code (%s)%s", error, f"\n{output}" if output else "")
         return Library(None, f"torch, as native code could not be made ({error})")

@@ -21,6 +21,9 @@ class Sampling:
     def step(self) -> None:
         self.stepped.set()
 
+    def settle(self) -> None:
+        return
+
     def abort(self, error: Exception, everything: bool = False) -> None:
         raise AssertionError(error)
 
@@ -31,6 +34,7 @@ def test_what_training_gave_a_gpu_to_do_counts_as_its_time_where_somebody_sample
 ) -> None:
     waited: list[bool] = []
     monkeypatch.setattr(worker_module, "wait_for_gpu", lambda: waited.append(True))
+    monkeypatch.setattr(worker_module, "Sampler", Sampling)
     sampler = Sampling()
     worker = Worker(lambda: [sampler] if sampling else [])  # type: ignore[list-item]
 

@@ -12,6 +12,7 @@ from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.runners import reader_for, runner_for
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
@@ -27,7 +28,7 @@ class Bursts(Runner):
     burst = BURST
 
     def __init__(self, model: BaseModel, block_size: int) -> None:
-        super().__init__(model, block_size)
+        super().__init__(model, reader_for(model, block_size))
         self._drawn: dict[Sequence, list[int]] = {}
         self.followed = 0
 
@@ -91,7 +92,7 @@ def samplers(
 ) -> Callable[[Limits], tuple[Sampler, Sampler]]:
     def make(limits: Limits) -> tuple[Sampler, Sampler]:
         made = []
-        for runner in (Runner, Bursts):
+        for runner in (runner_for, Bursts):
             monkeypatch.setattr(sampler_module, "runner_for", runner)
             made.append(Sampler(tiny_model("qwen3"), limits))
         return made[0], made[1]

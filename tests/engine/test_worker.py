@@ -22,7 +22,7 @@ class Sampling:
         self.stepped.set()
 
     def settle(self) -> None:
-        return
+        """There is never a step under way."""
 
     def abort(self, error: Exception, everything: bool = False) -> None:
         raise AssertionError(error)
@@ -34,7 +34,6 @@ def test_what_training_gave_a_gpu_to_do_counts_as_its_time_where_somebody_sample
 ) -> None:
     waited: list[bool] = []
     monkeypatch.setattr(worker_module, "wait_for_gpu", lambda: waited.append(True))
-    monkeypatch.setattr(worker_module, "Sampler", Sampling)
     sampler = Sampling()
     worker = Worker(lambda: [sampler] if sampling else [])  # type: ignore[list-item]
 

@@ -51,6 +51,7 @@ class Recorder:
         if self._graphs:
             torch.cuda.synchronize()  # one may still be running
         self._graphs.clear()
+        self._met.clear()  # each is run once more before it is recorded: what it needs is compiled then
         self._pool = None  # the memory went with the last of them
 
     def _record(self, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

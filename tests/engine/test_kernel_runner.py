@@ -18,6 +18,7 @@ from mint.engine.model import BaseModel
 from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.runners import reader_for
 from mint.engine.sampler.sampler import Sampler
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
@@ -96,8 +97,11 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Says which of the two runners samplers made from now on use."""
     ours = sampler_module.runner_for
 
+    def plain(model: BaseModel, block_size: int) -> Runner:
+        return Runner(model, reader_for(model, block_size))
+
     def choose(kernels: bool) -> None:
-        monkeypatch.setattr(sampler_module, "runner_for", ours if kernels else Runner)
+        monkeypatch.setattr(sampler_module, "runner_for", ours if kernels else plain)
 
     return choose
 

@@ -57,16 +57,19 @@ def framed(bodies: Iterable[bytes]) -> bytes:
 
 
 class FrameReader:
-    """The bodies of a stream of frames, as they become whole."""
+    """The bodies of a stream of frames, as they become whole; at most so many at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self._rest = b""
+        self._most = most
 
     def feed(self, data: bytes) -> list[bytes]:
         data, bodies, start = self._rest + data, [], 0
         while len(data) - start >= 4 and len(data) >= (
             end := start + 4 + int.from_bytes(data[start : start + 4], "big")
         ):
+            if len(bodies) == self._most:
+                raise BadRequest(f"the body has more than {self._most} frames; send fewer at a time.")
             bodies.append(data[start + 4 : end])
             start = end
         self._rest = data[start:]
@@ -77,8 +80,8 @@ class FrameReader:
         return not self._rest
 
 
-def read_frames(data: bytes) -> list[bytes]:
-    reader = FrameReader()
+def read_frames(data: bytes, most: int | None = None) -> list[bytes]:
+    reader = FrameReader(most)
     bodies = reader.feed(data)
     if not reader.whole:
         raise BadRequest("the body's last frame ends before the length that stands in front of it.")

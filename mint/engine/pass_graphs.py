@@ -20,6 +20,7 @@ import torch
 
 from mint.engine import memory
 from mint.engine.batch import Batch
+from mint.engine.device import wait_for_gpu
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.training_pass import Pass, Work, compute
@@ -80,6 +81,7 @@ class PassGraphs:
         self.device = model.device
         self.bytes = 0
         """Of the memory the recordings share."""
+        self._share = SHARE_OF_FREE
         self._model = model
         self._recorder = recorder
         self._usable = model.trains_recorded
@@ -112,19 +114,24 @@ class PassGraphs:
         return found
 
     def give_back(self) -> bool:
-        """Forgets all recordings, and their memory is anybody's again. Whether there were any."""
+        """For want of memory: forgets all recordings, and later ones get half as much. Whether there were any."""
         had = bool(self._recorded)
+        self._share /= 2
+        self._forget()
+        return had
+
+    def _forget(self) -> None:
+        wait_for_gpu()  # it may be at one of them
         self._recorded.clear()
         self._kept.clear()
         self._pool = None  # it went with the last of them
         self.bytes = 0
-        return had
 
     def _fits(self, kept: int | None) -> bool:
         if kept is None:
             return False
         needed = int(kept * (1 + BESIDE_SHARE)) + BESIDE_BYTES
-        return needed <= self.bytes + SHARE_OF_FREE * memory.free_memory(self.device)
+        return needed <= self.bytes + self._share * memory.free_memory(self.device)
 
     def _record(self, key: Hashable, shape: Hashable, adapter: Adapter | None, batch: Batch, work: Work) -> None:
         inputs = batch.to(self.device)
@@ -147,11 +154,12 @@ class PassGraphs:
         except RuntimeError as error:
             log.warning("a training pass could not be recorded; training goes on without", exc_info=error)
             self._usable = False
-            self.give_back()
+            self._forget()
             return
         self.bytes += recording.bytes
         self._recorded[key] = recording, inputs, slot
         if len(self._recorded) > MOST_RECORDINGS:
+            wait_for_gpu()
             self._recorded.popitem(last=False)
 
     def _replay(self, key: Hashable, adapter: Adapter | None, batch: Batch) -> Pass:
@@ -175,7 +183,7 @@ class PassGraphs:
         """A recording knows the weights by their address, and the sampler may have laid them out anew."""
         at = tuple(linear.weight.data_ptr() for linear in self._model.linears.values())
         if at != self._weights_at:
-            self.give_back()
+            self._forget()
             self._weights_at = at
 
     def _shape(self, adapter: Adapter | None) -> Hashable:

@@ -122,7 +122,9 @@ class Trainer:
         try:
             return self._micro_batch(adapter, batch, work)
         except torch.OutOfMemoryError:
-            self._run.give_back()
+            if self._run.give_back():
+                torch.cuda.empty_cache()
+                return self._within_memory(adapter, batch, work)
             self._budget.halve()
             if len(batch.indices) == 1:
                 raise

@@ -79,14 +79,14 @@ class Worker:
         self.lanes.run_quick()
         sampling = [sampler for sampler in self._samplers() if sampler.has_work]
         if self.lanes.has_work and (self._owed <= 0 or not sampling):
-            _each(sampling, Sampler.settle)  # so that the time of one is not taken for the other's
+            _each(sampling, lambda sampler: sampler.settle())  # so that the time of one is not taken for the other's
             started = time.perf_counter()
             self.lanes.step()
             if sampling:
                 wait_for_gpu()  # it may still be at what this step gave it, which is time of training
             self._owed = time.perf_counter() - started
         started = time.perf_counter()
-        _each(sampling, Sampler.step)
+        _each(sampling, lambda sampler: sampler.step())
         self._owed -= time.perf_counter() - started
 
 

@@ -17,7 +17,7 @@ from mint.server.limits import Limits
 
 BULK = ("/forward", "/forward_backward", "/asample", "/completions")
 UPLOAD = "/checkpoints/upload"
-PACKED = ("/forward", "/forward_backward", "/asample", "/telemetry")
+PACKED = ("/forward", "/forward_backward", "/asample", "/samples", "/telemetry")
 """Addresses that take a packed body; the last throws it away unread."""
 
 

@@ -55,6 +55,8 @@ class Limits:
     """With less than this the server says that it is not ready."""
     datums: int = 16_384
     """In one request."""
+    batched_samples: int = 1024
+    """Sample requests in one body; MinT's clients send 64."""
     connections: int = 10_000
     """At once, or half as many as the system lets the process open files, if that is less."""
     header_seconds: float = 20.0

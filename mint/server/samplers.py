@@ -63,6 +63,10 @@ class Policy:
     used: float = field(default_factory=time.monotonic)
     loading: asyncio.Task[None] | None = None
 
+    @property
+    def is_loading(self) -> bool:
+        return self.loading is not None and not self.loading.done()
+
 
 @dataclass(eq=False)
 class Sampler:
@@ -322,9 +326,11 @@ class Samplers:
         idle = time.monotonic() - self._limits.policy_idle_seconds
         for sampler in [s for s in self._live.values() if not s.policy.ephemeral and s.policy.used < idle]:
             del self._live[sampler.row.id]
-        for policy in [p for p in self._policies.values() if p.facts is not None and p.used < idle]:
-            policy.facts, policy.loading = None, None
-            self._backend.release(policy.name)
+        for policy in [p for p in self._policies.values() if p.used < idle and not p.is_loading]:
+            del self._policies[policy.name]
+            if policy.facts is not None:
+                policy.facts, policy.loading = None, None
+                self._backend.release(policy.name)
 
     def _sweep_snapshots(self, idle: float) -> None:
         for sampler in [s for s in self._live.values() if s.policy.ephemeral and s.policy.used < idle]:

@@ -75,12 +75,15 @@ def test_results_come_as_they_are_done(live: Live, sampler: mint.SamplingClient)
     assert lengths(futures) == list(range(1, COUNT + 1))
 
 
-def test_a_refused_sample_fails_alone_and_says_why(sampler: mint.SamplingClient) -> None:
+def test_a_refused_sample_fails_alone_and_at_once_and_says_why(live: Live, sampler: mint.SamplingClient) -> None:
+    live.backend.hold()
     good = ask(sampler, 5)
     bad = sampler.sample(types.ModelInput.from_ints([99_999]), 1, types.SamplingParams(max_tokens=1))
     more = ask(sampler, 5)
     with pytest.raises(mint.BadRequest, match="99999"):
         bad.result(20)
+    assert not any(future.done() for future in good + more)
+    live.backend.let_go()
     assert lengths(good) == lengths(more) == [1, 2, 3, 4, 5]
 
 

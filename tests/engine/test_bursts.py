@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -12,8 +11,8 @@ from mint.engine.model import BaseModel
 from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.limits import Limits
-from mint.engine.sampler.runner import Reader, Runner
-from mint.engine.sampler.runners import reader_for
+from mint.engine.sampler.runner import Runner
+from mint.engine.sampler.runners import reader_for, runner_for
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
@@ -28,8 +27,8 @@ class Bursts(Runner):
 
     burst = BURST
 
-    def __init__(self, model: BaseModel, reader: Reader) -> None:
-        super().__init__(model, reader)
+    def __init__(self, model: BaseModel, block_size: int) -> None:
+        super().__init__(model, reader_for(model, block_size))
         self._drawn: dict[Sequence, list[int]] = {}
         self.followed = 0
 
@@ -87,18 +86,14 @@ def answers(sampler: Sampler, asked: list[SampleRequest], late: int = 0) -> list
     return [found[n] for n in range(len(asked))]
 
 
-def _made(runner: type[Runner], model: BaseModel, block_size: int) -> Runner:
-    return runner(model, reader_for(model, block_size))
-
-
 @pytest.fixture
 def samplers(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Limits], tuple[Sampler, Sampler]]:
     def make(limits: Limits) -> tuple[Sampler, Sampler]:
         made = []
-        for runner in (Runner, Bursts):
-            monkeypatch.setattr(sampler_module, "runner_for", partial(_made, runner))
+        for runner in (runner_for, Bursts):
+            monkeypatch.setattr(sampler_module, "runner_for", runner)
             made.append(Sampler(tiny_model("qwen3"), limits))
         return made[0], made[1]
 

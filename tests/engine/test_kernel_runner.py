@@ -18,8 +18,8 @@ from mint.engine.model import BaseModel
 from mint.engine.sampler import sampler as sampler_module
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
-from mint.engine.sampler.runners import reader_for
 from mint.engine.sampler.sampler import Sampler
+from mint.engine.sampler.torch_reader import TorchReader
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 pytestmark = [
@@ -98,7 +98,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     ours = sampler_module.runner_for
 
     def plain(model: BaseModel, block_size: int) -> Runner:
-        return Runner(model, reader_for(model, block_size))
+        return Runner(model, TorchReader(model, block_size))
 
     def choose(kernels: bool) -> None:
         monkeypatch.setattr(sampler_module, "runner_for", ours if kernels else plain)

@@ -294,8 +294,10 @@ def test_recordings_go_when_memory_runs_out_or_weights_move_and_come_back(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     recordings(trainer)[0]._function = scarce
-    train(trainer, adapter, data)  # in halves
-    assert not recordings(trainer)
+    most = trainer._budget.tokens
+    train(trainer, adapter, data)  # whole, in the memory that the recording had
+    assert not recordings(trainer) and trainer._budget.tokens == most
+    assert trainer._run._share == pass_graphs.SHARE_OF_FREE / 4
 
     for _ in range(2):
         train(trainer, adapter, data)

@@ -21,6 +21,9 @@ class Sampling:
     def step(self) -> None:
         self.stepped.set()
 
+    def settle(self) -> None:
+        """There is never a step under way."""
+
     def abort(self, error: Exception, everything: bool = False) -> None:
         raise AssertionError(error)
 

@@ -50,7 +50,7 @@ class Live:
 
     def _start(self, backend: FakeBackend) -> None:
         self.backend = backend
-        app = create_app(self.config, backend, self.limits)
+        self.app = app = create_app(self.config, backend, self.limits)
         settings = uvicorn.Config(
             app, port=0, http=bounded(self.limits), log_level="warning", timeout_graceful_shutdown=1
         )

@@ -273,3 +273,15 @@ def test_what_is_kept_for_good_has_a_length(live: Live, body: dict[str, Any]) ->
         model = {"session_id": live.session(), "model_seq_id": 0, "base_model": "mint/tiny"}
         assert "metadata" in live.refused("/create_model", model | body)
     good(live)
+
+
+def test_a_batch_of_samples_is_bounded_before_anything_is_made_of_it(live: Live) -> None:
+    empty = wire.framed([b""] * 1025)
+    answer = live.http.post("/mint/samples", content=empty, headers={"content-type": wire.FRAMES})
+    assert answer.status_code == 400 and "more than 1024 frames" in answer.json()["detail"]
+    packed = {"content-type": wire.FRAMES, "content-encoding": "gzip"}
+    bomb = gzip.compress(bytes(4) * 10_000_000)
+    assert live.http.post("/mint/samples", content=bomb, headers=packed).status_code == 400
+    body = json.dumps(sample_body(live.sampler(), 1)).encode()
+    answer = live.http.post("/mint/samples", content=gzip.compress(wire.framed([body])), headers=packed)
+    assert answer.is_success and len(wire.read_frames(answer.content)) == 1

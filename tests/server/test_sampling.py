@@ -255,3 +255,16 @@ def test_a_finished_session_is_given_up_sooner(serve) -> None:
     live.post(f"/sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
     time.sleep(0.4)
     assert live.backend.adapters == {}
+
+
+def test_nothing_is_remembered_of_a_checkpoint_that_nobody_samples_any_more(serve) -> None:
+    live = serve(policy_idle_seconds=0.1)
+    model = live.model()
+    for n in (1, 2, 3):
+        path = live.save(model, n, f"c{n}", "save_weights_for_sampler")
+        assert live.fetch(live.sample(live.sampler(model_path=path), 1))["sequences"]
+        assert live.http.get(f"{live.url}/v1/models/{path}").is_success
+    policies = live.app.state.server.samplers._policies
+    while policies:
+        time.sleep(0.01)
+    assert live.fetch(live.sample(live.sampler(model_path=path), 1))["sequences"], "it comes back when it is asked for"

@@ -20,12 +20,11 @@ inline void pause() {}
 
 class Pool {
 public:
-    // For one step of one caller at a time; who finds it taken works alone.
+    // For one step of one caller at a time; who finds it taken works alone. Helpers wake when there is something to
+    // share, so a step with little to do wakes nobody.
     class Step {
     public:
-        Step(Pool& pool, int64_t threads) : pool_(pool), held_(threads > 1 && pool.owner_.try_lock()) {
-            if (held_) pool_.wake(threads - 1);
-        }
+        Step(Pool& pool, int64_t threads) : pool_(pool), threads_(threads) {}
         ~Step() {
             if (!held_) return;
             pool_.active_.store(0);
@@ -36,15 +35,25 @@ public:
         // Calls piece(0) ... piece(count - 1), in any order, on any of the threads.
         template <typename Piece>
         void share(int64_t count, bool worthwhile, const Piece& piece) {
-            if (held_ && worthwhile && count > 1)
+            if (worthwhile && count > 1 && hold())
                 pool_.share(count, piece);
             else
                 for (int64_t i = 0; i < count; i++) piece(i);
         }
 
     private:
+        bool hold() {
+            if (!asked_ && threads_ > 1) {
+                asked_ = true;
+                held_ = pool_.owner_.try_lock();
+                if (held_) pool_.wake(threads_ - 1);
+            }
+            return held_;
+        }
+
         Pool& pool_;
-        const bool held_;
+        const int64_t threads_;
+        bool asked_ = false, held_ = false;
     };
 
 private:

@@ -25,7 +25,7 @@ router = APIRouter()
 @router.post("/mint/samples")
 async def samples(request: Request, server: State, user: Uncounted) -> Response:
     """The body holds, in frames, what each would send to `asample`."""
-    bodies = wire.read_frames(await read_body(request, server.limits))
+    bodies = wire.read_frames(await read_body(request, server.limits), server.limits.batched_samples)
     return Batch([await _begin(server, user, body) for body in bodies], request, server)
 
 
@@ -47,46 +47,40 @@ class Batch(Response):
         self._promises, self._request, self._server = promises, request, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async def tell(frames: Sequence[bytes], more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": wire.framed(frames), "more_body": more})
+
         news = asyncio.Event()
         settled: list[int] = []
-        frames: list[bytes] = []
-        left: set[int] = set()
 
         def note(index: int, _: object) -> None:
             settled.append(index)
             news.set()
 
-        for index, promise in enumerate(self._promises):
-            if promise is None:
-                frames.append(f"{index} - -\n".encode())
-            else:
-                left.add(index)
-                promise.settled.add_done_callback(partial(note, index))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        left = {index: promise for index, promise in enumerate(self._promises) if promise is not None}
+        if refused := [f"{index} - -\n".encode() for index in range(len(self._promises)) if index not in left]:
+            await tell(refused)  # at once: they may have to wait for their turn by themselves
+        for index, promise in left.items():
+            promise.settled.add_done_callback(partial(note, index))
         try:
             async with asyncio.timeout(self._server.limits.poll_seconds):
                 while left:
                     await news.wait()
                     news.clear()
                     ready, settled[:] = settled[:], []
-                    frames += [await self._result(index) for index in ready]
-                    left.difference_update(ready)
-                    await send({"type": "http.response.body", "body": wire.framed(frames), "more_body": True})
-                    frames = []
+                    await tell([await self._result(index, left.pop(index)) for index in ready])
         except TimeoutError:
-            frames += [self._envelope(index) for index in sorted(left)]
-        await send({"type": "http.response.body", "body": wire.framed(frames)})
+            pass
+        await tell([_envelope(index, promise) for index, promise in left.items()], more=False)
 
-    async def _result(self, index: int) -> bytes:
-        promise = self._promises[index]
-        assert promise is not None
+    async def _result(self, index: int, promise: Promise) -> bytes:
         answer = await self._server.futures.wait(promise)
         assert answer is not None, "it has settled"
         media_type, body = form(answer, self._request)
         return f"{index} {promise.request_id} {media_type}\n".encode() + body
 
-    def _envelope(self, index: int) -> bytes:
-        promise = self._promises[index]
-        assert promise is not None
-        told = json.dumps({"request_id": promise.request_id, **promise.envelope})
-        return f"{index} - {wire.JSON}\n{told}".encode()
+
+def _envelope(index: int, promise: Promise) -> bytes:
+    told = json.dumps({"request_id": promise.request_id, **promise.envelope})
+    return f"{index} - {wire.JSON}\n{told}".encode()

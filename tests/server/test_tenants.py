@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from fastapi.routing import iter_route_contexts
 
 from mint.server.app import create_app
 from mint.server.limits import Limits
+from mint.wire import FRAMES, framed, read_frames
 from tests.fakes import FakeBackend
 from tests.server.live import Live, sample_body, train_body
 from tests.server.tenants import Keychain
@@ -65,6 +67,8 @@ HOSTED_ONLY = {
     "POST /api/v1/create_custom_loss",
 }
 """Always 404."""
+IN_FRAMES = {"POST /api/v1/mint/samples"}
+"""Take ids inside bodies of several requests."""
 
 Ids = dict[str, str]
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -136,7 +140,7 @@ def app_routes(live: Live) -> set[str]:
 
 
 def test_every_address_has_been_decided_upon(live: Live) -> None:
-    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | FOR_ADMINISTRATORS | HOSTED_ONLY | set(BY_ID)
+    decided = OPEN | BY_LINK | OF_THE_CALLER | LISTS | FOR_ADMINISTRATORS | HOSTED_ONLY | IN_FRAMES | set(BY_ID)
     assert app_routes(live) == decided, "a new address needs a place in one of the sets above"
 
 
@@ -218,6 +222,17 @@ def test_another_tenants_ids_are_answered_like_ids_nobody_has(two: tuple[Live, L
     assert alice.backend.calls == before, "nothing of it reached the backend"
     # Alice's model is as it was, and none of its numbers was spent.
     assert alice.fetch(alice.step(ids["model"], 3))["metrics"] == {"step": 2.0}
+
+
+def test_another_tenants_sampler_in_a_batch_is_answered_like_one_nobody_has(two: tuple[Live, Live, Keychain]) -> None:
+    alice, bob, _ = two
+    ids = ids_of(alice, bob)
+    before = alice.backend.calls.copy()
+    for sampler in (ids["sampler"], nobodys(ids)["sampler"]):
+        body = framed([json.dumps(sample_body(sampler, 90)).encode()])
+        answer = bob.http.post("/mint/samples", content=body, headers={"content-type": FRAMES})
+        assert (answer.status_code, read_frames(answer.content)) == (200, [b"0 - -\n"])
+    assert alice.backend.calls == before, "nothing of it reached the backend"
 
 
 def test_another_tenants_checkpoint_cannot_be_used_under_ones_own_ids(two: tuple[Live, Live, Keychain]) -> None:

@@ -25,7 +25,10 @@ Result = dict[str, Any]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    """Without the columns nothing was measured for."""
+    filled = [list(row) for row in rows]
+    kept = [n for n in range(len(head)) if not filled or any(str(row[n]) for row in filled)]
+    lines = [[line[n] for n in kept] for line in (head, ["---"] * len(head), *filled)]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +7,7 @@ import mint
 from mint import types
 from tests.client.serving import serving
 from tests.client.stub import Stub
+from tests.server.live import Live
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,14 @@ def no_address_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stub() -> Stub:
     return Stub()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    """The real server, with the key `k`."""
+    server = Live(tmp_path / "data", keys=("k",))
+    yield server
+    server.stop()
 
 
 @pytest.fixture

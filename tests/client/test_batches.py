@@ -18,13 +18,6 @@ COUNT = 40
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    server = Live(tmp_path / "data", keys=("k",))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def sampler(live: Live) -> Iterator[mint.SamplingClient]:
     live.backend.words = list(range(20, 20 + COUNT))
     with mint.ServiceClient(live.url, "k") as service:

@@ -18,13 +18,6 @@ ADAM = types.AdamParams(learning_rate=1e-3)
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    server = Live(tmp_path / "data", keys=("k",))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def training(live: Live) -> Iterator[mint.TrainingClient]:
     with mint.ServiceClient(live.url, "k") as service:
         yield service.create_lora_training_client("mint/tiny", rank=8, seed=1)

@@ -25,13 +25,6 @@ PARAMS = types.SamplingParams(max_tokens=2)
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    server = Live(tmp_path / "data", keys=("k",))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def service(live: Live) -> Iterator[mint.ServiceClient]:
     client = mint.ServiceClient(live.url, "k", user_metadata={"who": "me"})
     yield client

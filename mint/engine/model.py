@@ -168,6 +168,11 @@ class BaseModel:
     def native_training(self) -> NativeTraining | None:
         return None if self.packed is None else NativeTraining(self.packed)
 
+    def weights_changed(self) -> None:
+        """To be told by whoever gives a linear another weight: copies of the old one are forgotten."""
+        for name in ("fused", "packed", "native_training"):
+            self.__dict__.pop(name, None)
+
     def new_adapter(self, config: LoraConfig) -> Adapter:
         return Adapter.create(self.facts.name, self.linears, config)
 

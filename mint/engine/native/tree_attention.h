@@ -1,7 +1,8 @@
 // Attention over the packed rows of a tree, and its gradient: each node looks at the rows above it and at its own.
 //
 // A node's keys and values are gathered once for each key/value head, in the panels that products read; nothing else is
-// laid out anew, and no row is padded.
+// laid out anew, and no row is padded. Scores, weights and what is seen are summed in the order of `attention.h`, so that
+// training and sampling agree to the last bit.
 #pragma once
 
 #include <vector>
@@ -70,7 +71,7 @@ public:
         for (int64_t key = from; key < to; key += PANEL)
             product(
                 x, rows, numbers_.data() + key * size_, size_, nullptr, out + key - from, stride, false,
-                std::min(PANEL, to - key), PANEL
+                std::min(PANEL, to - key), PANEL, size_
             );
     }
 
@@ -79,7 +80,7 @@ public:
         for (int64_t first = 0; first < size_; first += PANEL) {
             const int64_t count = std::min(PANEL, size_ - first), width = padded_outputs(count);
             const float* panel = numbers_.data() + first * keys_ + from * width;
-            product(weight, rows, panel, to - from, nullptr, out + first, stride, false, count);
+            product(weight, rows, panel, to - from, nullptr, out + first, stride, false, count, width, to - from);
         }
     }
 

@@ -283,6 +283,10 @@ private:
         const auto low = [&](int64_t n) { return kept.low[n] + first * rank_of(PROJECTIONS * number + n); };
         const float *middle = kept.middle + first * width, *gate_up = kept.gate_up + first * 2 * inner;
         float* grad = space_.grad + first * width;
+        if (all_zero(grad, rows * width)) {  // as of prompts, in the last layer
+            std::memset(space_.grad_seen + first * seen, 0, rows * seen * sizeof(float));
+            return;
+        }
         // The gated rows again, then their gradients in their place.
         for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
         float* grad_gated = space_.wide;

@@ -124,7 +124,8 @@ public:
         }
     }
 
-    // Writes the gradient of the node's queries into `grad` (as wide as qkv), and adds to those of keys and values.
+    // Writes the gradient of the node's queries into `grad` (as wide as qkv, and zero before), and adds to those of keys
+    // and values.
     void backward(
         const Node& node, const float* qkv, const float* seen, const float* mass, const float* grad_seen, float* grad
     ) {
@@ -136,6 +137,7 @@ public:
             grad_keys_.assign(node.keys() * padded, 0.0f);
             grad_values_.assign(node.keys() * padded, 0.0f);
             by_blocks(node, head, [&](const Block& block, int64_t query) {
+                if (all_zero(grad_seen + block.row * seen_width(), block.rows * seen_width())) return;
                 const Rows q{qkv + block.row * width + query * size, width};
                 const Rows given{grad_seen + block.row * seen_width() + query * size, seen_width()};
                 float *weights = scores_.data(), *slopes = slopes_.data();

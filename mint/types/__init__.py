@@ -7,7 +7,7 @@ all imported from here. Encoding lives in `mint.wire`, checks that need a model'
 
 from mint.types.datum import LOSS_INPUT_DTYPES, Datum
 from mint.types.model_input import EncodedTextChunk, ModelInput, ModelInputChunk
-from mint.types.params import MAX_RANK, AdamParams, LoraConfig, SamplingParams
+from mint.types.params import LARGE_RATE, MAX_RANK, AdamParams, LoraConfig, SamplingParams
 from mint.types.runs import (
     CHECKPOINT_KINDS,
     Checkpoint,
@@ -46,6 +46,7 @@ from mint.types.training import (
 
 __all__ = [
     "CHECKPOINT_KINDS",
+    "LARGE_RATE",
     "LOSS_INPUT_DTYPES",
     "MAX_RANK",
     "AdamParams",

@@ -33,6 +33,11 @@ class Datum:
     loss_fn_inputs: dict[str, TensorData] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model_input, ModelInput):
+            raise BadRequest(
+                f"model_input of a Datum is a {type(self.model_input).__name__}; wrap token ids in "
+                "types.ModelInput.from_ints(tokens)."
+            )
         inputs = {}
         for key, value in self.loss_fn_inputs.items():
             try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from typing import Literal
 
 from mint.errors import BadRequest
@@ -32,9 +34,7 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
-        if isinstance(tokens, str):
-            raise BadRequest(f"from_ints takes token ids, got the text {tokens[:40]!r}; use tokenizer.encode(text).")
-        return cls([EncodedTextChunk([int(t) for t in tokens])])
+        return cls([EncodedTextChunk(_token_ids(tokens))])
 
     @classmethod
     def empty(cls) -> ModelInput:
@@ -52,3 +52,17 @@ class ModelInput:
 
     def append_int(self, token: int) -> ModelInput:
         return self.append(EncodedTextChunk([int(token)]))
+
+
+def _token_ids(tokens: object) -> list[int]:
+    """Of a list, an array or a tensor: whole numbers and nothing that would have to be rounded to one."""
+    if isinstance(tokens, str):
+        raise BadRequest(f"from_ints takes token ids, got the text {tokens[:40]!r}; use tokenizer.encode(text).")
+    if isinstance(tokens, Mapping):  # what a tokenizer gives when it is called
+        raise BadRequest(f"from_ints takes a list of token ids, got a mapping of {list(tokens)}; take ['input_ids'].")
+    if isinstance(tokens, Iterable):
+        with suppress(TypeError):
+            return [index(token) for token in tokens]
+    raise BadRequest(
+        f"from_ints takes one flat list of token ids, got {tokens!r:.60}; tokenizer.encode(text) makes one of a text."
+    )

@@ -152,7 +152,8 @@ class RunPage:
         with ui.element("div").classes("card").style("padding: 12px 14px"):
             box = ui.element("div").classes("charts")
             picked = ui.select(self.run.names, multiple=True, with_input=True, label="Choose metrics to plot")
-            picked.props("dense outlined options-dense use-chips").classes("search").style("min-width: 420px")
+            picked.props("dense outlined options-dense use-chips").classes("search")
+            picked.style("min-width: min(420px, 100%)")
             shown: set[str] = set()
 
             def add(event: events.ValueChangeEventArguments) -> None:

@@ -98,13 +98,13 @@ def plan_evenly(sequences: Sequence[np.ndarray], token_budget: int, parts_of: Ca
     little beyond the budget rather than with a small one at the end."""
     total = sum(cost for _, cost in _clusters(sequences, token_budget))
     parts = parts_of(total)
-    clusters = _clusters(sequences, -(-total // parts))
-    total = sum(cost for _, cost in clusters)
     batches: list[list[int]] = [[] for _ in range(parts)]
-    before = 0
-    for cluster, cost in clusters:
-        batches[(2 * before + cost) * parts // (2 * total)] += cluster
-        before += cost
+    loads = [0] * parts
+    # The largest first, each to whoever has least: lengths are mixed, and with them what attention costs a token.
+    for cluster, cost in sorted(_clusters(sequences, -(-total // parts)), key=lambda found: -found[1]):
+        lightest = loads.index(min(loads))
+        batches[lightest] += cluster
+        loads[lightest] += cost
     return [batch for batch in batches if batch]
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import or_, select, true
 from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts
+from mint.doorbell import arriving
 from mint.errors import BadRequest, Busy, MintError, NotFound
 from mint.server.audit import Audit
 from mint.server.auth import User
@@ -282,7 +283,7 @@ class Models:
     async def _end(self, model: Model) -> Answer:
         model.sequencer.close()
         await model.runner.close(NotFound(f"training model {model.id} was unloaded before this request's turn came."))
-        await asyncio.wrap_future(self._backend.release(model.id))
+        await arriving(self._backend.release(model.id))
         await asyncio.to_thread(model.journal.delete)
         return json_answer({"model_id": model.id, "type": "unload_model"})
 

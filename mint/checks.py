@@ -62,10 +62,18 @@ LOSS_FNS: dict[str, LossMenu] = {
 }
 
 
+# Names of algorithms that are asked for as if they were losses.
+_MEANT = {
+    "grpo": " GRPO is importance_sampling or ppo with advantages centred within a group.",
+    "reinforce": " REINFORCE is importance_sampling.",
+    "sft": " Supervised training is cross_entropy.",
+}
+
+
 def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> dict[str, float]:
     """The options of that loss: those given, checked, over the defaults."""
     if loss_fn not in LOSS_FNS:
-        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.")
+        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.{_MEANT.get(loss_fn, '')}")
     menu = LOSS_FNS[loss_fn]
     options = dict(menu.options)
     for key, value in (config or {}).items():

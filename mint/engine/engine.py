@@ -22,13 +22,14 @@ from mint.columns import token_count
 from mint.engine import checkpoint
 from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
+from mint.engine.holdings import Room
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
 from mint.engine.passes import Passes
-from mint.engine.residence import Pin, Residence, Room
+from mint.engine.residence import Pin, Residence
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker

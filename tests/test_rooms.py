@@ -16,6 +16,7 @@ FLOOR = {
     "backend",
     "chat",
     "checks",
+    "columns",
     "mistakes",
     "arguments",
     "machine",
@@ -26,7 +27,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "floor": (FLOOR, {"torch", "fastapi", "ray", "nicegui"}),
     "client": (FLOOR | {"client", "local"}, {"torch", "fastapi", "ray"}),
     "engine": (
-        {"errors", "types", "backend", "checks", "machine", "engine"},
+        {"errors", "types", "backend", "checks", "columns", "machine", "engine"},
         {"fastapi", "ray", "pydantic", "httpx", "google", "sqlalchemy"},
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
+from mint.columns import token_count
 from mint.engine import checkpoint
 from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
@@ -260,7 +261,7 @@ class Engine:
     ) -> Steps:
         steps = tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
         output = yield from self._passes.run(steps)
-        self._tokens_trained += sum(datum.model_input.length for datum in data) if backward else 0
+        self._tokens_trained += token_count(data) if backward else 0
         return output
 
     def _forget_tenant(self, name: str) -> None:

@@ -42,11 +42,10 @@ struct Rows {
 
 template <int ROWS, int VECTORS>
 inline void tile(
-    Rows x, const float* panel, int64_t step, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
-    int64_t columns
+    Rows x, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    int64_t out_stride, bool add, int64_t columns
 ) {
     Vector total[ROWS][VECTORS];
-    const int64_t piece = piece_of(inputs);
     for (int64_t start = 0; start < inputs; start += piece) {
         const int64_t stop = std::min(inputs, start + piece);
         Vector sum[ROWS][VECTORS] = {};
@@ -83,41 +82,42 @@ inline void tile(
 
 template <int VECTORS>
 inline void panel_product(
-    Rows x, int64_t rows, const float* panel, int64_t step, int64_t inputs, const float* bias, float* out,
+    Rows x, int64_t rows, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     constexpr int MOST = tile_rows(VECTORS);
     int64_t row = 0;
-    const auto piece = [&](auto count) {
+    const auto some = [&](auto count) {
         constexpr int ROWS = decltype(count)::value;
         const Rows here{x.start + row * x.stride, x.stride};
-        tile<ROWS, VECTORS>(here, panel, step, inputs, bias, out + row * out_stride, out_stride, add, columns);
+        tile<ROWS, VECTORS>(here, panel, step, inputs, piece, bias, out + row * out_stride, out_stride, add, columns);
         row += ROWS;
     };
-    while (rows - row >= MOST) piece(std::integral_constant<int, MOST>{});
-    if (rows - row >= 6) piece(std::integral_constant<int, 6>{});
+    while (rows - row >= MOST) some(std::integral_constant<int, MOST>{});
+    if (rows - row >= 6) some(std::integral_constant<int, 6>{});
     switch (rows - row) {
-        case 5: piece(std::integral_constant<int, 5>{}); break;
-        case 4: piece(std::integral_constant<int, 4>{}); break;
-        case 3: piece(std::integral_constant<int, 3>{}); break;
-        case 2: piece(std::integral_constant<int, 2>{}); break;
-        case 1: piece(std::integral_constant<int, 1>{}); break;
+        case 5: some(std::integral_constant<int, 5>{}); break;
+        case 4: some(std::integral_constant<int, 4>{}); break;
+        case 3: some(std::integral_constant<int, 3>{}); break;
+        case 2: some(std::integral_constant<int, 2>{}); break;
+        case 1: some(std::integral_constant<int, 1>{}); break;
     }
 }
 
 // The rows times the first `columns` (at most PANEL) of a panel: out = x W (+ bias) (+ out). `step`: floats from one
-// input's weights to the next one's; as many as the columns fill, unless told otherwise.
+// input's weights to the next one's, as many as the columns fill unless told otherwise; `piece`: inputs summed in one go.
 inline void product(
     Rows x, int64_t rows, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
-    int64_t columns, int64_t step = 0
+    int64_t columns, int64_t step = 0, int64_t piece = 0
 ) {
     if (step == 0) step = padded_outputs(columns);
+    if (piece == 0) piece = piece_of(inputs);
     switch (vectors_of(columns)) {
-        case 1: panel_product<1>(x, rows, panel, step, inputs, bias, out, out_stride, add, columns); break;
-        case 2: panel_product<2>(x, rows, panel, step, inputs, bias, out, out_stride, add, columns); break;
+        case 1: panel_product<1>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
+        case 2: panel_product<2>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
 #if defined(__AVX512F__)
-        case 3: panel_product<3>(x, rows, panel, step, inputs, bias, out, out_stride, add, columns); break;
-        case 4: panel_product<4>(x, rows, panel, step, inputs, bias, out, out_stride, add, columns); break;
+        case 3: panel_product<3>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
+        case 4: panel_product<4>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
 #endif
     }
 }

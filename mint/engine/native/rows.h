@@ -11,6 +11,10 @@ inline void by_vectors(int64_t width, const Work& work) {
     if (i < width) work(i, width - i);
 }
 
+inline bool all_zero(const float* numbers, int64_t count) {
+    return std::all_of(numbers, numbers + count, [](float x) { return x == 0.0f; });
+}
+
 inline float norm_factor(const float* x, int64_t width, float eps) {
     Vector squares = {};
     by_vectors(width, [&](int64_t i, int64_t n) { squares += load(x + i, n) * load(x + i, n); });

@@ -252,13 +252,14 @@ private:
         const Kept& kept = space_.layers[number];
         const int64_t width = decoder_.hidden, seen = decoder_.heads * decoder_.head_dim, inner = decoder_.intermediate;
         const auto low = [&](int64_t n) { return kept.low[n] + first * rank_of(PROJECTIONS * number + n); };
-        float *middle = kept.middle + first * width, *gate_up = kept.gate_up + first * 2 * inner;
+        float *middle = kept.middle + first * width, *gate_up = space_.wide;
         std::memcpy(middle, kept.x + first * width, rows * width * sizeof(float));
         project(layer.out, PROJECTIONS * number + OUT, {kept.seen + first * seen, seen}, rows, low(OUT), middle, true);
         for (int64_t n = 0; n < rows; n++)
             norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
         project(layer.gate_up, PROJECTIONS * number + GATE_UP, {space_.normed, width}, rows, low(GATE_UP), gate_up, false);
         for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+        std::memcpy(kept.gate_up + first * 2 * inner, gate_up, rows * 2 * inner * sizeof(float));
         std::memcpy(out + first * width, middle, rows * width * sizeof(float));
         project(layer.down, PROJECTIONS * number + DOWN, {space_.narrow, inner}, rows, low(DOWN), out + first * width, true);
     }
@@ -282,6 +283,10 @@ private:
         const auto low = [&](int64_t n) { return kept.low[n] + first * rank_of(PROJECTIONS * number + n); };
         const float *middle = kept.middle + first * width, *gate_up = kept.gate_up + first * 2 * inner;
         float* grad = space_.grad + first * width;
+        if (all_zero(grad, rows * width)) {  // as of prompts, in the last layer
+            std::memset(space_.grad_seen + first * seen, 0, rows * seen * sizeof(float));
+            return;
+        }
         // The gated rows again, then their gradients in their place.
         for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
         float* grad_gated = space_.wide;

@@ -1,7 +1,8 @@
 // Attention over the packed rows of a tree, and its gradient: each node looks at the rows above it and at its own.
 //
 // A node's keys and values are gathered once for each key/value head, in the panels that products read; nothing else is
-// laid out anew, and no row is padded.
+// laid out anew, and no row is padded. Scores, weights and what is seen are summed in the order of `attention.h`, so that
+// training and sampling agree to the last bit.
 #pragma once
 
 #include <vector>
@@ -70,7 +71,7 @@ public:
         for (int64_t key = from; key < to; key += PANEL)
             product(
                 x, rows, numbers_.data() + key * size_, size_, nullptr, out + key - from, stride, false,
-                std::min(PANEL, to - key), PANEL
+                std::min(PANEL, to - key), PANEL, size_
             );
     }
 
@@ -79,7 +80,7 @@ public:
         for (int64_t first = 0; first < size_; first += PANEL) {
             const int64_t count = std::min(PANEL, size_ - first), width = padded_outputs(count);
             const float* panel = numbers_.data() + first * keys_ + from * width;
-            product(weight, rows, panel, to - from, nullptr, out + first, stride, false, count);
+            product(weight, rows, panel, to - from, nullptr, out + first, stride, false, count, width, to - from);
         }
     }
 
@@ -123,7 +124,8 @@ public:
         }
     }
 
-    // Writes the gradient of the node's queries into `grad` (as wide as qkv), and adds to those of keys and values.
+    // Writes the gradient of the node's queries into `grad` (as wide as qkv, and zero before), and adds to those of keys
+    // and values.
     void backward(
         const Node& node, const float* qkv, const float* seen, const float* mass, const float* grad_seen, float* grad
     ) {
@@ -135,6 +137,7 @@ public:
             grad_keys_.assign(node.keys() * padded, 0.0f);
             grad_values_.assign(node.keys() * padded, 0.0f);
             by_blocks(node, head, [&](const Block& block, int64_t query) {
+                if (all_zero(grad_seen + block.row * seen_width(), block.rows * seen_width())) return;
                 const Rows q{qkv + block.row * width + query * size, width};
                 const Rows given{grad_seen + block.row * seen_width() + query * size, seen_width()};
                 float *weights = scores_.data(), *slopes = slopes_.data();

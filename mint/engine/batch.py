@@ -197,9 +197,9 @@ class Batch:
 
     def split(self, logprobs_S: Tensor) -> list[np.ndarray]:
         """Log-probs of each example, in the shape of its targets."""
-        sizes = [math.prod(shape) for shape in self.target_shapes]
-        parts = logprobs_S.detach().float().cpu()[: sum(sizes)].split(sizes)
-        return [part.reshape(shape).numpy() for part, shape in zip(parts, self.target_shapes, strict=True)]
+        ends = np.cumsum([math.prod(shape) for shape in self.target_shapes])
+        parts = np.split(logprobs_S.detach().float().cpu().numpy()[: ends[-1]], ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self.target_shapes, strict=True)]
 
 
 def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = False) -> Batch:

@@ -58,16 +58,13 @@ class Trainer:
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
-        outcome = _Outcome()
+        outcome = _Outcome(adapter if backward else None)
         if self._budget.lanes > 1:
             yield from self._on_cores(adapter, examples, work, outcome)
         else:
             yield from self._one_by_one(adapter, examples, work, outcome)
-        if outcome.gradients_P is not None and adapter is not None:
-            _check_gradients(outcome.gradients_P)
-            parameters = adapter.parameters()
-            parts = outcome.gradients_P.split([p.numel() for p in parameters])
-            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+        if adapter is not None and outcome.gradients:
+            adapter.accumulate(outcome.gradients)
         logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
         return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
@@ -166,21 +163,26 @@ def _on_its_way(tensor: Tensor) -> Tensor:
 class _Outcome:
     """What the micro-batches of a call have given so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, trained: Adapter | None) -> None:
         self.logprobs: dict[int, TensorData] = {}
-        self.gradients_P: Tensor | None = None
+        self.gradients: list[Tensor] = []
+        """As the adapter's parameters are; parts of `_gradients_P`."""
+        self._gradients_P: Tensor | None = None
+        self._trained = trained
         self.tally = _Tally()
 
     def add(self, running: _Running) -> None:
         batch, found = running.batch, running.found
+        if found.gradients_P is not None and self._trained is not None and self._gradients_P is None:
+            # Some hundred views, made while a GPU still computes what will be in them.
+            self._gradients_P = found.gradients_P
+            self.gradients = self._trained.shaped(found.gradients_P)
         figures, logprobs_S = running.read()
         _check_finite(batch, found, figures)
         self.tally.add(figures)
         self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
-        if self.gradients_P is None:
-            self.gradients_P = found.gradients_P
-        elif found.gradients_P is not None:
-            self.gradients_P += found.gradients_P
+        if found.gradients_P is not None and found.gradients_P is not self._gradients_P:
+            self._gradients_P += found.gradients_P
 
 
 class _Tally:
@@ -233,10 +235,7 @@ def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
             f"{batch.weights_C[cell].item():.4g}. "
             "Check the log-probs and the size of advantages and weights. Nothing was accumulated."
         )
-
-
-def _check_gradients(gradients_P: Tensor) -> None:
-    if not bool(torch.isfinite(gradients_P).all()):
+    if not figures.finite_gradients:
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

@@ -88,19 +88,23 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
 
 def check_data(
     data: Sequence[Datum], loss_fn: str, vocab_size: int | None = None, max_context: int | None = None
-) -> None:
-    """Raises `BadRequest` for the first fault; the model's facts are checked where they are known."""
+) -> list[np.ndarray]:
+    """The tokens of each datum. Raises `BadRequest` for the first fault; the model's facts are checked where they are
+    known."""
     check_loss(loss_fn)
     if not len(data):
         raise BadRequest("the list of data is empty; give at least one datum.")
+    found = []
     for index, datum in enumerate(data):
         where = f"datum {index}"
-        length = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
-        _check_inputs(where, datum.loss_fn_inputs, loss_fn, length, vocab_size)
+        tokens = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
+        _check_inputs(where, datum.loss_fn_inputs, loss_fn, len(tokens), vocab_size)
+        found.append(tokens)
+    return found
 
 
 def check_sample(request: SampleRequest, vocab_size: int | None = None, max_context: int | None = None) -> None:
-    length = _check_tokens("the prompt", request.prompt, vocab_size, max_context)
+    length = len(_check_tokens("the prompt", request.prompt, vocab_size, max_context))
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise BadRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}.")
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
@@ -119,7 +123,7 @@ def check_sample(request: SampleRequest, vocab_size: int | None = None, max_cont
         )
 
 
-def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> int:
+def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> np.ndarray:
     try:
         runs = [np.asarray(chunk.tokens, dtype=np.int64) for chunk in given.chunks]
         tokens = np.concatenate(runs) if runs else np.zeros(0, np.int64)
@@ -130,7 +134,7 @@ def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_cont
     if max_context is not None and len(tokens) > max_context:
         raise BadRequest(f"{what} has {len(tokens)} tokens, more than the context of {max_context}.")
     _check_ids(what, tokens, 0, vocab_size)
-    return len(tokens)
+    return tokens
 
 
 def _check_ids(what: str, ids: np.ndarray, least: int, vocab_size: int | None) -> None:

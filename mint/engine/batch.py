@@ -27,6 +27,9 @@ from mint.engine.tree import Tree
 from mint.errors import BadRequest
 from mint.types import Datum
 
+# Inputs that may be left out: then they are what loss_fn_config says for all tokens, or 0.
+FILLED_IN = ("logprobs", "advantages", "clip_low_threshold", "clip_high_threshold")
+
 
 @dataclass(frozen=True)
 class Example:
@@ -44,25 +47,19 @@ class Example:
 
 def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: ModelFacts) -> list[Example]:
     """Checks every datum, then fills in the inputs that were left out."""
-    check_data(data, loss_fn, facts.vocab_size, facts.max_context)
-    return [_read(f"datum {index}", datum, options) for index, datum in enumerate(data)]
+    tokens = check_data(data, loss_fn, facts.vocab_size, facts.max_context)
+    read = zip(tokens, data, strict=True)
+    return [_read(f"datum {index}", tokens_N, datum, options) for index, (tokens_N, datum) in enumerate(read)]
 
 
-def _read(where: str, datum: Datum, options: LossOptions) -> Example:
-    tokens_N = np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks])
+def _read(where: str, tokens_N: np.ndarray, datum: Datum, options: LossOptions) -> Example:
     given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
     targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)
     counted = given.get("weights", given.get("advantages", ones)) != 0
-    defaults = {
-        "logprobs": 0.0 * ones,
-        "advantages": 0.0 * ones,
-        "clip_low_threshold": options.get("clip_low_threshold", 0.0) * ones,
-        "clip_high_threshold": options.get("clip_high_threshold", 0.0) * ones,
-        "sequence_ratio_mask": counted.astype(np.float32),
-    }
     weights = given.pop("weights", ones)
-    inputs = defaults | given
+    inputs = {key: given[key] if key in given else np.full_like(ones, options.get(key, 0.0)) for key in FILLED_IN}
+    inputs |= {"sequence_ratio_mask": counted.astype(np.float32)} | given
     if (crossed := inputs["clip_low_threshold"] > inputs["clip_high_threshold"]).any():
         raise BadRequest(
             f"{where}: clip_low_threshold is above clip_high_threshold at position {int(np.argmax(crossed))}; both "
@@ -154,12 +151,7 @@ class Batch:
     inputs_C: dict[str, Tensor]
 
     def to(self, device: torch.device) -> Batch:
-        tensors = {
-            name: getattr(self, name).to(device)
-            for name in ("tokens_T", "positions_T", "targets", "cells_C", "sequence_C", "weights_C", "counted_C")
-        }
-        inputs_C = {key: tensor.to(device) for key, tensor in self.inputs_C.items()}
-        return replace(self, **tensors, inputs_C=inputs_C, layout=self.layout and self.layout.to(device))
+        return self.with_tensors([tensor.to(device) for tensor in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
         """All a pass reads; those of another batch of the same `size` fit in their place."""
@@ -168,6 +160,25 @@ class Batch:
             *(self.cells_C, self.sequence_C, self.weights_C, self.counted_C, *self.inputs_C.values()),
             *([] if self.layout is None else self.layout.tensors()),
         ]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
+        """With others of the same shapes, in the order of `tensors()`."""
+        given = iter(tensors)
+        tokens_T, positions_T = next(given), next(given)
+        targets = self.targets.with_tensors([next(given) for _ in self.targets.tensors()])
+        cells_C, sequence_C, weights_C, counted_C = (next(given) for _ in range(4))
+        return replace(
+            self,
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            targets=targets,
+            cells_C=cells_C,
+            sequence_C=sequence_C,
+            weights_C=weights_C,
+            counted_C=counted_C,
+            inputs_C={key: next(given) for key in self.inputs_C},
+            layout=self.layout and self.layout.with_tensors(list(given)),
+        )
 
     @property
     def size(self) -> Hashable:

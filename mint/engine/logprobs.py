@@ -63,8 +63,8 @@ class Cells(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.order_T, self.places_C, self.targets_C, self.back_C
 
-    def to(self, device: torch.device) -> Cells:
-        order_T, places_C, targets_C, back_C = (tensor.to(device) for tensor in self.tensors())
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Cells:
+        order_T, places_C, targets_C, back_C = tensors
         return Cells(order_T, places_C, targets_C, back_C, self.live, self.reach)
 
 

@@ -10,6 +10,7 @@ D head size, B nodes of a bucket, P tokens above each, L the longest of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -111,11 +112,14 @@ class FlashLayout(NamedTuple):
     def spans(self) -> tuple[torch.Size, ...]:
         return tuple(span.shape for span in (self.query_span, self.key_span, self.even) if span is not None)
 
-    def to(self, device: torch.device) -> FlashLayout:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> FlashLayout:
+        """With others of the same shapes, in the order of `tensors()`; the empty ones go to their device."""
+        query_starts, key_starts, *rest = tensors
+        device = query_starts.device
         return FlashLayout(
-            query_starts=self.query_starts.to(device),
-            key_starts=self.key_starts.to(device),
-            keys_S=None if self.keys_S is None else self.keys_S.to(device),
+            query_starts=query_starts,
+            key_starts=key_starts,
+            keys_S=rest[0] if rest else None,
             even=None if self.even is None else self.even.to(device),
             query_span=self.query_span.to(device),
             key_span=self.key_span.to(device),

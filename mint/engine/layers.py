@@ -229,7 +229,7 @@ def _fastest(module: nn.Module, act: Callable[[Tensor], Tensor]) -> tuple[Turn, 
     device = next(module.parameters()).device
     if device.type != "cuda":
         return layer_parts.turn_heads, layer_parts.gate
-    from mint.engine.kernels import training  # noqa: F401  (there only where there is Triton)
+    from mint.engine.kernels import node_attention, training  # noqa: F401  (there only where there is Triton)
 
     numbers = torch.linspace(-8, 8, 65, device=device)
     is_silu = torch.allclose(act(numbers), F.silu(numbers), atol=1e-6)
@@ -245,4 +245,13 @@ def low_ranks(adapter: Adapter | None, dtype: torch.dtype) -> dict[str, LowRank]
     if adapter is None:
         return {}
     scale = torch.full((), adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
-    return {path: LowRank(down, up, scale) for path, (down, up) in adapter.weights.items()}
+    halves = iter(_cast(adapter.parameters(), dtype))
+    return {path: LowRank(next(halves), next(halves), scale) for path in adapter.weights}
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """All at once, and so are their gradients: one by one it would be some kernels for each."""
+    if all(tensor.dtype == dtype for tensor in tensors):
+        return tensors
+    parts = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(dtype).split([t.numel() for t in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]

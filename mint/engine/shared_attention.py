@@ -21,6 +21,8 @@ from torch import Tensor
 from mint.engine.attention import PackedAttention, of_like_length
 from mint.engine.tree import Tree
 
+MANY = 8192
+
 
 class TreeAttention:
     """An `Attend`. Roots, which come first, are packed sequences; every other bucket holds nodes of one depth."""
@@ -127,8 +129,9 @@ class FlashLayout(NamedTuple):
 
 
 def rounded(count: int, step: int = 1) -> int:
-    """Up to a multiple of `step` and to one of eight sizes an octave: few sizes, and at most an eighth more."""
-    step = max(step, (1 << (count - 1).bit_length()) // 16)
+    """Up to a multiple of `step` and to one of eight sizes an octave: few sizes, and at most an eighth more. Sixteen an
+    octave from `MANY` on, where filling costs more than recording another size."""
+    step = max(step, (1 << (count - 1).bit_length()) // (16 if count <= MANY else 32))
     return -(-count // step) * step
 
 
@@ -192,8 +195,7 @@ def flash_attention(
         return out_BHLD.transpose(1, 2).flatten(0, 1)
     if layout.keys_S is not None:
         k_TKD, v_TKD = k_TKD.index_select(0, layout.keys_S), v_TKD.index_select(0, layout.keys_S)
-    # Causal with more keys than queries: flash attention lines up their ends, which is what a node needs.
-    return torch.ops.aten._flash_attention_forward(
+    return torch.ops.mint.node_attention(
         q_THD,
         k_TKD,
         v_TKD,
@@ -201,10 +203,6 @@ def flash_attention(
         layout.key_starts,
         layout.query_span.shape[0],
         layout.key_span.shape[0],
-        0.0,
-        True,
-        False,
-        scale=scale,
-        window_size_left=None if window is None else window - 1,
-        window_size_right=None if window is None else 0,
+        scale,
+        window or 0,
     )[0]

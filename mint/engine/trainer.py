@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,7 @@ class Trainer:
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
     ) -> Generator[None, None, None]:
         running: _Running | None = None
-        pending = plan([example.tokens_N for example in examples], self._budget.tokens)
+        pending = self._planned([example.tokens_N for example in examples])
         while pending:
             indices = pending.pop(0)
             batch = pack(indices, examples, self._model.trains_filled)
@@ -113,6 +114,12 @@ class Trainer:
             yield
         if running is not None:
             outcome.add(running)
+
+    def _planned(self, sequences: Sequence[np.ndarray]) -> list[list[int]]:
+        """Micro-batches one after the other: on a GPU of like size, so that few sizes are recorded and none is small."""
+        if self._model.device.type == "cuda":
+            return plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        return plan(sequences, self._budget.tokens)
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""

@@ -3,7 +3,7 @@
 A compiler of elementwise code computes a normed and rotated head in two passes that each look at both halves of it, and
 the gradient of gate and up once for each of them. Both are known to the compiler as operators it does not look into.
 
-Shapes: T rows, H query heads, K key/value heads, D head size, G width of the gate, I inputs, R rank.
+Shapes: T rows, H query heads, K key/value heads, D head size, G width of the gate, I inputs, R rank, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 _ROWS = 32
 _COLUMNS = 1024
+_LOGITS = 8192
 
 
 @triton.jit
@@ -228,3 +229,51 @@ def widen(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
 @widen.register_fake
 def _(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] + z.shape[1])
+
+
+@triton.jit
+def _bent(x, temperature, cap, CAPPED: tl.constexpr):
+    """A logit as the softmax sees it, and the slope of the softcap."""
+    slope = 1.0
+    if CAPPED:
+        tanh = 2.0 / (1.0 + tl.exp(-2.0 * x / cap)) - 1.0
+        slope = 1.0 - tanh * tanh
+        x = tanh * cap
+    return x / temperature, slope
+
+
+@triton.jit
+def _powers_kernel(
+    x_ptr, sum_ptr, largest_ptr, vocabulary, temperature, cap, CAPPED: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0)
+    x_ptr += row.to(tl.int64) * vocabulary
+    column = tl.arange(0, COLUMNS)
+    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
+    for start in range(0, vocabulary, COLUMNS):
+        x = tl.load(x_ptr + start + column, mask=start + column < vocabulary, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(highest, x)
+    largest, _ = _bent(tl.max(highest, axis=0), temperature, cap, CAPPED)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, vocabulary, COLUMNS):
+        mask = start + column < vocabulary
+        x = tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+        logit, slope = _bent(x, temperature, cap, CAPPED)
+        power = tl.where(mask, tl.exp(logit - largest), 0.0)
+        total += power
+        tl.store(x_ptr + start + column, (power * slope).to(x_ptr.dtype.element_ty), mask=mask)
+    tl.store(sum_ptr + row, tl.sum(total, axis=0))
+    tl.store(largest_ptr + row, largest)
+
+
+def powers(products: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logit - largest), times the slope of the softcap, in the place of the products [T, V]; its sum without [T, 1];
+    the largest [T, 1]. The second look at a row finds it in the cache, as few rows are under way at once."""
+    rows, vocabulary = products.shape
+    total, largest = (torch.empty(rows, 1, dtype=torch.float32, device=products.device) for _ in range(2))
+    columns = min(_LOGITS, triton.next_power_of_2(vocabulary))
+    _powers_kernel[(rows,)](
+        products, total, largest, vocabulary, temperature, softcap or 1.0, CAPPED=softcap is not None,
+        COLUMNS=columns, num_warps=max(1, columns // 256),
+    )  # fmt: skip
+    return products, total, largest

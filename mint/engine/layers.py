@@ -57,10 +57,13 @@ NORMS = (
 
 Attention = Callable[[Any, Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(layout, q, k, v, scale, window) -> [T, H, D]"""
-Turn = Callable[[Tensor, tuple[Norm, Norm] | None, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
-"""`layer_parts.turn_heads`"""
-Gate = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-"""`layer_parts.gate`"""
+Added = Sequence[LowRank | None]
+Heads = Callable[
+    [Tensor, Sequence[Linear], Added, tuple[Norm, Norm] | None, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
+]
+"""`layer_parts.heads_of`"""
+Mlp = Callable[[Callable[[Tensor], Tensor], Tensor, Sequence[Linear], Added], Tensor]
+"""`layer_parts.mlp`"""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class Kind:
     window: int | None
     act: Callable[[Tensor], Tensor]
     attention: Attention
-    turn: Turn
-    gate: Gate
+    heads_of: Heads
+    mlp: Mlp
 
     def __call__(
         self,
@@ -84,30 +87,25 @@ class Kind:
         sin_TD: Tensor,
         layout: Any,
     ) -> Tensor:
-        def linear(x: Tensor, *names: str) -> Tensor:
-            return project(x, [layer.linears[name] for name in names], [adapted.get(name) for name in names])
+        def linears(*names: str) -> tuple[list[Linear], list[LowRank | None]]:
+            return [layer.linears[name] for name in names], [adapted.get(name) for name in names]
 
         def norm(name: str, x: Tensor) -> Tensor:
             return rms_norm(x, layer.norms[name]) if name in layer.norms else x
 
-        x = norm("input_layernorm", x_TM)
-        x = linear(x, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         q_norm, k_norm = layer.norms.get("self_attn.q_norm"), layer.norms.get("self_attn.k_norm")
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        heads, kv_heads = (
-            len(layer.linears[name].weight) // self.head_dim for name in ("self_attn.q_proj", "self_attn.k_proj")
-        )
-        q, k, v = self.turn(x, norms, cos_TD, sin_TD, heads, kv_heads)
+        qkv = linears("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        q, k, v = self.heads_of(norm("input_layernorm", x_TM), *qkv, norms, cos_TD, sin_TD)
         seen = self.attention(layout, q, k, v, self.scale, self.window)
-        attended = linear(seen.flatten(1), "self_attn.o_proj")
+        attended = project(seen.flatten(1), *linears("self_attn.o_proj"))
         if "pre_feedforward_layernorm" in layer.norms:  # norms before and after each half, as in Gemma 3
             x_TM = x_TM + norm("post_attention_layernorm", attended)
             x = norm("pre_feedforward_layernorm", x_TM)
         else:
             x_TM = x_TM + attended
             x = norm("post_attention_layernorm", x_TM)
-        x = self.gate(self.act, linear(x, "mlp.gate_proj", "mlp.up_proj"))
-        x = linear(x, "mlp.down_proj")
+        x = self.mlp(self.act, x, *linears("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"))
         return x_TM + norm("post_feedforward_layernorm", x)
 
 
@@ -218,22 +216,22 @@ def _read_norm(norm: Any) -> Norm:
 def _read_kind(module: Any, act: Callable[[Tensor], Tensor], window: int | None, flash: bool) -> Kind:
     """Layers whose kinds are equal share one compiled function, so `act` is the first layer's for all."""
     attention = module.self_attn
-    turn, gate = _fastest(module, act)
+    heads_of, mlp = _fastest(module, act)
     attend = flash_attention if flash else _attend
-    return Kind(attention.head_dim, attention.scaling, window, act, attend, turn, gate)
+    return Kind(attention.head_dim, attention.scaling, window, act, attend, heads_of, mlp)
 
 
 @torch.no_grad()
-def _fastest(module: nn.Module, act: Callable[[Tensor], Tensor]) -> tuple[Turn, Gate]:
-    """The ways to turn heads and to gate: on a GPU in kernels of our own."""
+def _fastest(module: nn.Module, act: Callable[[Tensor], Tensor]) -> tuple[Heads, Mlp]:
+    """The ways to heads and through the MLP: on a GPU in kernels of our own."""
     device = next(module.parameters()).device
     if device.type != "cuda":
-        return layer_parts.turn_heads, layer_parts.gate
-    from mint.engine.kernels import node_attention, training  # noqa: F401  (there only where there is Triton)
+        return layer_parts.heads_of, layer_parts.mlp
+    from mint.engine import gpu_parts  # there only where there is Triton
 
     numbers = torch.linspace(-8, 8, 65, device=device)
     is_silu = torch.allclose(act(numbers), F.silu(numbers), atol=1e-6)
-    return layer_parts.turn_heads_on_gpu, layer_parts.silu_gate_on_gpu if is_silu else layer_parts.gate
+    return gpu_parts.heads_of, gpu_parts.silu_mlp if is_silu else layer_parts.mlp
 
 
 def _attend(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:

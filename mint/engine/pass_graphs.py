@@ -97,10 +97,7 @@ class _Inputs:
         self._memory.copy_(staged, non_blocking=True)
 
     def _parts(self, memory: Tensor) -> list[Tensor]:
-        return [
-            memory[start : start + like.nbytes].view(like.dtype).view(like.shape)  # type: ignore[arg-type]
-            for start, like in self._places
-        ]
+        return [memory[start : start + like.nbytes].view(like.dtype).view(like.shape) for start, like in self._places]
 
 
 def _aligned(tensor: Tensor) -> int:

@@ -116,7 +116,7 @@ class Trainer:
             outcome.add(running)
 
     def _planned(self, sequences: Sequence[np.ndarray]) -> list[list[int]]:
-        """Micro-batches one after the other: on a GPU of like size, so that few sizes are recorded and none is small."""
+        """Micro-batches one after the other: on a GPU of like size, so that few are recorded and none is small."""
         if self._model.device.type == "cuda":
             return plan_evenly(sequences, self._budget.tokens, self._budget.parts)
         return plan(sequences, self._budget.tokens)
@@ -180,7 +180,8 @@ class _Outcome:
 
     def add(self, running: _Running) -> None:
         batch, found = running.batch, running.found
-        if found.gradients_P is not None and self._trained is not None and self._gradients_P is None:
+        first = self._gradients_P is None
+        if first and found.gradients_P is not None and self._trained is not None:
             # Some hundred views, made while a GPU still computes what will be in them.
             self._gradients_P = found.gradients_P
             self.gradients = self._trained.shaped(found.gradients_P)
@@ -188,7 +189,7 @@ class _Outcome:
         _check_finite(batch, found, figures)
         self.tally.add(figures)
         self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
-        if found.gradients_P is not None and found.gradients_P is not self._gradients_P:
+        if not first and self._gradients_P is not None and found.gradients_P is not None:
             self._gradients_P += found.gradients_P
 
 

@@ -45,7 +45,7 @@ def dense_attention(layout: FlashLayout, q: Tensor, k: Tensor, v: Tensor, scale:
         assert q_stop - q_start <= len(layout.query_span) and k_stop - k_start <= len(layout.key_span)
         keys, values = (x[k_start:k_stop].repeat_interleave(group, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[q_start:q_stop], keys) * scale
-        here = torch.arange(k_stop - k_start)
+        here = torch.arange(k_stop - k_start, device=q.device)
         distance = here[k_stop - k_start - (q_stop - q_start) :, None] - here[None]
         hidden = (distance < 0) | (distance >= (window or 10**9))
         out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))

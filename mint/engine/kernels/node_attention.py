@@ -221,18 +221,18 @@ def _keys_kernel(
             row = head.to(tl.int64) * rows + query_start
             for at in range(begin, tl.minimum(low, stop), QUERIES):
                 dk, dv = _add_to_keys(
-                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries, above,
-                    key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, True,
+                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries,
+                    above, key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, True,
                 )  # fmt: skip
             for at in range(low, high, QUERIES):
                 dk, dv = _add_to_keys(
-                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries, above,
-                    key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, False,
+                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries,
+                    above, key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, False,
                 )  # fmt: skip
             for at in range(high, stop, QUERIES):
                 dk, dv = _add_to_keys(
-                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries, above,
-                    key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, True,
+                    dk, dv, k, v, q_ptr + q_at, do_ptr + q_at, lse_ptr + row, delta_ptr + row, at + step, queries,
+                    above, key, keys, scale_2, window, H * D, D, BLOCK_D, WINDOW, True,
                 )  # fmt: skip
         _put(dk_ptr + k_at, key, keys, dk * scale, K * D, D, BLOCK_D)
         _put(dv_ptr + k_at, key, keys, dv, K * D, D, BLOCK_D)

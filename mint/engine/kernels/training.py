@@ -15,9 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 32
-_COLUMNS = 1024
+# Rows of a tile, and warps.
+_TURN, _TURN_BACK = (32, 4), (32, 4)
+# Rows and columns of a tile, and warps.
+_GATE = (32, 128, 8)
 _LOGITS = 8192
+# Programs that share the rows where something is summed over them: constant, so that sums have an order.
+STRIPES = 16
 
 
 @triton.jit
@@ -60,50 +64,85 @@ def _turn_kernel(
             tl.store(k_ptr + at + HALF, out_right.to(k_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _gathered(total, grad, z_ptr, z_at, row, rows, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """The total [columns, BLOCK_R] and the sum over rows of grad [rows, columns] times z."""
+    r = tl.arange(0, BLOCK_R)[None, :]
+    z = tl.load(z_ptr + z_at + r, mask=(row < rows) & (r < RANK), other=0.0)
+    return tl.dot(tl.trans(grad.to(z.dtype)), z, total)
+
+
+@triton.jit
+def _put_sums(ptr, total, column, columns, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
+    r = tl.arange(0, BLOCK_R)[None, :]
+    tl.store(ptr + column[:, None] * RANK + r, total, mask=(column < columns)[:, None] & (r < RANK))
+
+
+@triton.jit(do_not_specialize=["rows", "per"])
 def _turn_back_kernel(
-    dq_ptr, dk_ptr, dv_ptr, x_ptr, dx_ptr, weight_ptr, cos_ptr, sin_ptr, rows, eps, H: tl.constexpr, K: tl.constexpr,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, PLUS: tl.constexpr,
+    dq_ptr, dk_ptr, dv_ptr, x_ptr, dx_ptr, weight_ptr, cos_ptr, sin_ptr, wide_ptr, up_ptr, rows, per, width, eps,
+    H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr,
+    PLUS: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
-    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    head, stripe = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (d < HALF)
     D: tl.constexpr = 2 * HALF
-    x_at = (row * (H + 2 * K) + head) * D + d
-    if head >= H + K:
-        at = (row * K + head - H - K) * D + d
-        tl.store(dx_ptr + x_at, tl.load(dv_ptr + at, mask=mask), mask=mask)
-        tl.store(dx_ptr + x_at + HALF, tl.load(dv_ptr + at + HALF, mask=mask), mask=mask)
-    else:
-        if head < H:
-            at = (row * H + head) * D + d
-            left, right = _half(dq_ptr, at, mask), _half(dq_ptr, at + HALF, mask)
+    part = (head >= H).to(tl.int32) + (head >= H + K).to(tl.int32)  # which of q, k and v
+    sum_left, sum_right = tl.zeros([BLOCK, BLOCK_R], tl.float32), tl.zeros([BLOCK, BLOCK_R], tl.float32)
+    for start in range(stripe * per, tl.minimum(rows, (stripe + 1) * per), ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (d < HALF)
+        x_at = (row * (H + 2 * K) + head) * D + d
+        if head >= H + K:
+            at = (row * K + head - H - K) * D + d
+            d_left, d_right = _half(dv_ptr, at, mask), _half(dv_ptr, at + HALF, mask)
         else:
-            at = (row * K + head - H) * D + d
-            left, right = _half(dk_ptr, at, mask), _half(dk_ptr, at + HALF, mask)
-        t_at = row * D + d
-        d_left = left * _half(cos_ptr, t_at, mask) + right * _half(sin_ptr, t_at + HALF, mask)
-        d_right = right * _half(cos_ptr, t_at + HALF, mask) - left * _half(sin_ptr, t_at, mask)
-        if NORM:
-            x_left, x_right = _half(x_ptr, x_at, mask), _half(x_ptr, x_at + HALF, mask)
-            squares = tl.sum(x_left * x_left, axis=1) + tl.sum(x_right * x_right, axis=1)
-            scale = 1.0 / tl.sqrt(squares / D + eps)[:, None]
-            x_left, x_right = x_left * scale, x_right * scale
-            w_at = (head >= H).to(tl.int32) * D + d
-            d_left = d_left * (_half(weight_ptr, w_at, d < HALF) + PLUS)
-            d_right = d_right * (_half(weight_ptr, w_at + HALF, d < HALF) + PLUS)
-            along = ((tl.sum(d_left * x_left, axis=1) + tl.sum(d_right * x_right, axis=1)) / D)[:, None]
-            d_left = (d_left - x_left * along) * scale
-            d_right = (d_right - x_right * along) * scale
+            if head < H:
+                at = (row * H + head) * D + d
+                left, right = _half(dq_ptr, at, mask), _half(dq_ptr, at + HALF, mask)
+            else:
+                at = (row * K + head - H) * D + d
+                left, right = _half(dk_ptr, at, mask), _half(dk_ptr, at + HALF, mask)
+            t_at = row * D + d
+            d_left = left * _half(cos_ptr, t_at, mask) + right * _half(sin_ptr, t_at + HALF, mask)
+            d_right = right * _half(cos_ptr, t_at + HALF, mask) - left * _half(sin_ptr, t_at, mask)
+            if NORM:
+                x_left, x_right = _half(x_ptr, x_at, mask), _half(x_ptr, x_at + HALF, mask)
+                squares = tl.sum(x_left * x_left, axis=1) + tl.sum(x_right * x_right, axis=1)
+                scale = 1.0 / tl.sqrt(squares / D + eps)[:, None]
+                x_left, x_right = x_left * scale, x_right * scale
+                w_at = (head >= H).to(tl.int32) * D + d
+                d_left = d_left * (_half(weight_ptr, w_at, d < HALF) + PLUS)
+                d_right = d_right * (_half(weight_ptr, w_at + HALF, d < HALF) + PLUS)
+                along = ((tl.sum(d_left * x_left, axis=1) + tl.sum(d_right * x_right, axis=1)) / D)[:, None]
+                d_left = (d_left - x_left * along) * scale
+                d_right = (d_right - x_right * along) * scale
         tl.store(dx_ptr + x_at, d_left.to(dx_ptr.dtype.element_ty), mask=mask)
         tl.store(dx_ptr + x_at + HALF, d_right.to(dx_ptr.dtype.element_ty), mask=mask)
+        if RANK > 0:
+            z_at = row * width + width - (3 - part) * RANK
+            sum_left = _gathered(sum_left, d_left, wide_ptr, z_at, row, rows, RANK, BLOCK_R)
+            sum_right = _gathered(sum_right, d_right, wide_ptr, z_at, row, rows, RANK, BLOCK_R)
+    if RANK > 0:
+        column = tl.arange(0, BLOCK)
+        up_ptr += (stripe * (H + 2 * K) + head) * D * RANK
+        _put_sums(up_ptr, sum_left, column, HALF, RANK, BLOCK_R)
+        _put_sums(up_ptr + HALF * RANK, sum_right, column, HALF, RANK, BLOCK_R)
 
 
-def _shape(rows: int, head_dim: int, heads: int, kv_heads: int, plus: float, norm: bool) -> tuple[Any, dict[str, Any]]:
+def _heads(head_dim: int, heads: int, kv_heads: int, plus: float, norm: bool) -> dict[str, Any]:
     half = head_dim // 2
-    constants = {"H": heads, "K": kv_heads, "HALF": half, "BLOCK": triton.next_power_of_2(half), "ROWS": _ROWS}
-    return (heads + 2 * kv_heads, triton.cdiv(rows, _ROWS)), constants | {"NORM": norm, "PLUS": plus}
+    block = max(16, triton.next_power_of_2(half))
+    return {"H": heads, "K": kv_heads, "HALF": half, "BLOCK": block, "NORM": norm, "PLUS": plus}
+
+
+def _stripes(rows: int, step: int) -> int:
+    """Rows of one of `STRIPES` programs, in whole steps."""
+    return triton.cdiv(triton.cdiv(rows, STRIPES), step) * step
+
+
+def _ranks(rank: int) -> dict[str, int]:
+    return {"RANK": rank, "BLOCK_R": max(16, triton.next_power_of_2(rank))}
 
 
 @torch.library.custom_op(
@@ -120,9 +159,11 @@ def turn_heads(
     norms of q and k, less `plus`; None: no norms."""
     rows, head_dim = len(x), cos.shape[1]
     q, k, v = (x.new_empty(rows, count, head_dim) for count in (heads, kv_heads, kv_heads))
-    grid, constants = _shape(rows, head_dim, heads, kv_heads, plus, weight is not None)
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
-    _turn_kernel[grid](x, q, k, v, x if weight is None else weight, cos, sin, rows, eps, **constants)
+    _turn_kernel[(heads + 2 * kv_heads, triton.cdiv(rows, _TURN[0]))](
+        x, q, k, v, x if weight is None else weight, cos, sin, rows, eps, ROWS=_TURN[0], num_warps=_TURN[1],
+        **_heads(head_dim, heads, kv_heads, plus, weight is not None),
+    )  # fmt: skip
     return q, k, v
 
 
@@ -136,25 +177,31 @@ def _(x: Tensor, weight: Any, cos: Tensor, sin: Tensor, heads: int, kv_heads: in
     mutates_args=(),
     device_types="cuda",
     schema="(Tensor dq, Tensor dk, Tensor dv, Tensor x, Tensor? weight, Tensor cos, Tensor sin, int heads, "
-    "int kv_heads, float eps, float plus) -> Tensor",
+    "int kv_heads, float eps, float plus, Tensor? wide, SymInt rank) -> (Tensor, Tensor)",
 )
 def turn_heads_back(
     dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int,
-    kv_heads: int, eps: float, plus: float,
-) -> Tensor:  # fmt: skip
-    """The gradient of x."""
+    kv_heads: int, eps: float, plus: float, wide: Tensor | None, rank: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of x; and, where x comes from a product with `wide` [T, I + 3 rank] that ends in what an adapter
+    makes of the inputs for q, k and v, of the adapter's matrices behind that, [STRIPES, (H + 2 K) D, rank], to be
+    summed."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    up = x.new_empty(STRIPES, x.shape[1], rank, dtype=torch.float32)
     dq, dk, dv, x, cos, sin = (tensor.contiguous() for tensor in (dq, dk, dv, x, cos, sin))
-    grid, constants = _shape(len(x), cos.shape[1], heads, kv_heads, plus, weight is not None)
-    _turn_back_kernel[grid](
-        dq, dk, dv, x, dx, x if weight is None else weight, cos, sin, len(x), eps, **constants
+    wide = x if wide is None else wide.contiguous()
+    _turn_back_kernel[(heads + 2 * kv_heads, STRIPES)](
+        dq, dk, dv, x, dx, x if weight is None else weight, cos, sin, wide, up, len(x), _stripes(len(x), _TURN_BACK[0]),
+        wide.shape[1], eps, ROWS=_TURN_BACK[0], num_warps=_TURN_BACK[1], **_ranks(rank),
+        **_heads(cos.shape[1], heads, kv_heads, plus, weight is not None),
     )  # fmt: skip
-    return dx
+    return dx, up
 
 
 @turn_heads_back.register_fake
-def _(dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _(dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    up = x.new_empty(STRIPES, x.shape[1], rest[-1], dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), up
 
 
 def _save_turn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -164,24 +211,57 @@ def _save_turn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _turn_back(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, cos, sin = ctx.saved_tensors
-    return torch.ops.mint.turn_heads_back(dq, dk, dv, x, weight, cos, sin, *ctx.rest), *[None] * 7
+    dx, _ = torch.ops.mint.turn_heads_back(dq, dk, dv, x, weight, cos, sin, *ctx.rest, None, 0)
+    return dx, *[None] * 7
 
 
 turn_heads.register_autograd(_turn_back, setup_context=_save_turn)
 
 
-@triton.jit
-def _gate_back_kernel(grad_ptr, x_ptr, dx_ptr, G: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = column < G
-    at = row * 2 * G + column
-    grad = _half(grad_ptr, row * G + column, mask)
-    gate, up = _half(x_ptr, at, mask), _half(x_ptr, at + G, mask)
-    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
-    d_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    tl.store(dx_ptr + at, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
-    tl.store(dx_ptr + at + G, (grad * gate * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
+@triton.jit(do_not_specialize=["rows", "per"])
+def _gate_back_kernel(
+    grad_ptr, x_ptr, dx_ptr, wide_ptr, dz_ptr, down_ptr, d_up_ptr, d_down_ptr, rows, per, width, G: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    column, stripe = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
+    r = tl.arange(0, BLOCK_R)
+    if RANK > 0:
+        of_gate, of_up = tl.zeros([COLUMNS, BLOCK_R], tl.float32), tl.zeros([COLUMNS, BLOCK_R], tl.float32)
+        of_down = tl.zeros([COLUMNS, BLOCK_R], tl.float32)
+        down_at = down_ptr + r[:, None] * G + column[None, :]
+        down = tl.load(down_at, mask=(r < RANK)[:, None] & (column < G)[None, :], other=0.0)
+    for start in range(stripe * per, tl.minimum(rows, (stripe + 1) * per), ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        mask = (row < rows) & (column < G)[None, :]
+        at = row * 2 * G + column[None, :]
+        grad = _half(grad_ptr, row * G + column[None, :], mask)
+        gate, up = _half(x_ptr, at, mask), _half(x_ptr, at + G, mask)
+        sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+        if RANK > 0:
+            dz = tl.load(dz_ptr + row * RANK + r[None, :], mask=(row < rows) & (r < RANK)[None, :], other=0.0)
+            grad = tl.dot(dz, down, grad)
+            of_down = tl.dot(tl.trans((gate * sigmoid * up).to(dz.dtype)), dz, of_down)
+        d_gate, d_up = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), grad * gate * sigmoid
+        tl.store(dx_ptr + at, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + at + G, d_up.to(dx_ptr.dtype.element_ty), mask=mask)
+        if RANK > 0:
+            z_at = row * width + width - 2 * RANK
+            of_gate = _gathered(of_gate, d_gate, wide_ptr, z_at, row, rows, RANK, BLOCK_R)
+            of_up = _gathered(of_up, d_up, wide_ptr, z_at + RANK, row, rows, RANK, BLOCK_R)
+    if RANK > 0:
+        d_up_ptr += stripe * 2 * G * RANK
+        _put_sums(d_up_ptr, of_gate, column, G, RANK, BLOCK_R)
+        _put_sums(d_up_ptr + G * RANK, of_up, column, G, RANK, BLOCK_R)
+        _put_sums(d_down_ptr + stripe * G * RANK, of_down, column, G, RANK, BLOCK_R)
+
+
+def _launch_gate_back(grad: Tensor, x: Tensor, others: tuple[Tensor, ...], width: int, rank: int) -> Tensor:
+    dx, (rows, columns, warps) = torch.empty_like(x), _GATE
+    _gate_back_kernel[(triton.cdiv(grad.shape[1], columns), STRIPES)](
+        grad, x, dx, *others, len(x), _stripes(len(x), rows), width, G=grad.shape[1], ROWS=rows, COLUMNS=columns,
+        num_warps=warps, **_ranks(rank),
+    )  # fmt: skip
+    return dx
 
 
 @torch.library.custom_op(
@@ -190,15 +270,36 @@ def _gate_back_kernel(grad_ptr, x_ptr, dx_ptr, G: tl.constexpr, COLUMNS: tl.cons
 def silu_gate_back(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of x [T, 2 G], gate and up side by side, from that of silu(gate) * up [T, G]."""
     grad, x = grad.contiguous(), x.contiguous()
-    dx = torch.empty_like(x)
-    width = grad.shape[1]
-    _gate_back_kernel[(len(x), triton.cdiv(width, _COLUMNS))](grad, x, dx, G=width, COLUMNS=_COLUMNS)
-    return dx
+    return _launch_gate_back(grad, x, (x,) * 5, 0, 0)
 
 
 @silu_gate_back.register_fake
 def _(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op(
+    "mint::silu_mlp_back",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor grad, Tensor dz, Tensor down, Tensor x, Tensor wide) -> (Tensor, Tensor, Tensor)",
+)
+def silu_mlp_back(grad: Tensor, dz: Tensor, down: Tensor, x: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `silu_gate_back`, where the gradient is grad + dz @ down, dz [T, r] and down [r, G] an adapter's on the linear
+    behind the gate, and x comes from a product with `wide` [T, I + 2 r] that ends in what the adapter makes of the
+    inputs. Also of the adapter's matrices, to be summed: of those behind `wide` [STRIPES, 2 G, r], and of down,
+    turned, [STRIPES, G, r]."""
+    grad, dz, down, x, wide = (tensor.contiguous() for tensor in (grad, dz, down, x, wide))
+    rank = dz.shape[1]
+    d_up, d_down = (x.new_empty(STRIPES, n, rank, dtype=torch.float32) for n in (x.shape[1], grad.shape[1]))
+    dx = _launch_gate_back(grad, x, (wide, dz, down, d_up, d_down), wide.shape[1], rank)
+    return dx, d_up, d_down
+
+
+@silu_mlp_back.register_fake
+def _(grad: Tensor, dz: Tensor, down: Tensor, x: Tensor, wide: Tensor) -> Any:
+    sums = (x.new_empty(STRIPES, n, dz.shape[1], dtype=torch.float32) for n in (x.shape[1], grad.shape[1]))
+    return torch.empty_like(x, memory_format=torch.contiguous_format), *sums
 
 
 @triton.jit
@@ -267,8 +368,8 @@ def _powers_kernel(
 
 
 def powers(products: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logit - largest), times the slope of the softcap, in the place of the products [T, V]; its sum without [T, 1];
-    the largest [T, 1]. The second look at a row finds it in the cache, as few rows are under way at once."""
+    """exp(logit - largest), times the slope of the softcap, in the place of the products [T, V]; its sum without
+    [T, 1]; the largest [T, 1]. The second look at a row finds it in the cache, as few rows are under way at once."""
     rows, vocabulary = products.shape
     total, largest = (torch.empty(rows, 1, dtype=torch.float32, device=products.device) for _ in range(2))
     columns = min(_LOGITS, triton.next_power_of_2(vocabulary))

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 # Queries and keys of a tile, warps, stages of loading ahead.
-_FORWARD = (128, 64, 8, 3)
-_QUERIES = (128, 64, 8, 2)
-_KEYS = (64, 128, 8, 2)
+_FORWARD = (64, 32, 4, 3)
+_QUERIES = (64, 32, 4, 2)
+_KEYS = (32, 64, 4, 2)
 # Less than any logit, and finite: a row of a tile may see none of its keys.
 _UNSEEN = tl.constexpr(-1e30)
 

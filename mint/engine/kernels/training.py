@@ -15,10 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows of a tile, and warps.
-_TURN, _TURN_BACK = (32, 4), (32, 4)
-# Rows and columns of a tile, and warps.
-_GATE = (32, 128, 8)
+_ROWS = 16
+_COLUMNS = 1024
 _LOGITS = 8192
 # Programs that share the rows where something is summed over them: constant, so that sums have an order.
 STRIPES = 16
@@ -133,7 +131,7 @@ def _turn_back_kernel(
 def _heads(head_dim: int, heads: int, kv_heads: int, plus: float, norm: bool) -> dict[str, Any]:
     half = head_dim // 2
     block = max(16, triton.next_power_of_2(half))
-    return {"H": heads, "K": kv_heads, "HALF": half, "BLOCK": block, "NORM": norm, "PLUS": plus}
+    return {"H": heads, "K": kv_heads, "HALF": half, "BLOCK": block, "ROWS": _ROWS, "NORM": norm, "PLUS": plus}
 
 
 def _stripes(rows: int, step: int) -> int:
@@ -160,8 +158,8 @@ def turn_heads(
     rows, head_dim = len(x), cos.shape[1]
     q, k, v = (x.new_empty(rows, count, head_dim) for count in (heads, kv_heads, kv_heads))
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
-    _turn_kernel[(heads + 2 * kv_heads, triton.cdiv(rows, _TURN[0]))](
-        x, q, k, v, x if weight is None else weight, cos, sin, rows, eps, ROWS=_TURN[0], num_warps=_TURN[1],
+    _turn_kernel[(heads + 2 * kv_heads, triton.cdiv(rows, _ROWS))](
+        x, q, k, v, x if weight is None else weight, cos, sin, rows, eps,
         **_heads(head_dim, heads, kv_heads, plus, weight is not None),
     )  # fmt: skip
     return q, k, v
@@ -191,8 +189,8 @@ def turn_heads_back(
     dq, dk, dv, x, cos, sin = (tensor.contiguous() for tensor in (dq, dk, dv, x, cos, sin))
     wide = x if wide is None else wide.contiguous()
     _turn_back_kernel[(heads + 2 * kv_heads, STRIPES)](
-        dq, dk, dv, x, dx, x if weight is None else weight, cos, sin, wide, up, len(x), _stripes(len(x), _TURN_BACK[0]),
-        wide.shape[1], eps, ROWS=_TURN_BACK[0], num_warps=_TURN_BACK[1], **_ranks(rank),
+        dq, dk, dv, x, dx, x if weight is None else weight, cos, sin, wide, up, len(x), _stripes(len(x), _ROWS),
+        wide.shape[1], eps, **_ranks(rank),
         **_heads(cos.shape[1], heads, kv_heads, plus, weight is not None),
     )  # fmt: skip
     return dx, up
@@ -218,50 +216,18 @@ def _turn_back(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | N
 turn_heads.register_autograd(_turn_back, setup_context=_save_turn)
 
 
-@triton.jit(do_not_specialize=["rows", "per"])
-def _gate_back_kernel(
-    grad_ptr, x_ptr, dx_ptr, wide_ptr, dz_ptr, down_ptr, d_up_ptr, d_down_ptr, rows, per, width, G: tl.constexpr,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    column, stripe = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
-    r = tl.arange(0, BLOCK_R)
-    if RANK > 0:
-        of_gate, of_up = tl.zeros([COLUMNS, BLOCK_R], tl.float32), tl.zeros([COLUMNS, BLOCK_R], tl.float32)
-        of_down = tl.zeros([COLUMNS, BLOCK_R], tl.float32)
-        down_at = down_ptr + r[:, None] * G + column[None, :]
-        down = tl.load(down_at, mask=(r < RANK)[:, None] & (column < G)[None, :], other=0.0)
-    for start in range(stripe * per, tl.minimum(rows, (stripe + 1) * per), ROWS):
-        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < G)[None, :]
-        at = row * 2 * G + column[None, :]
-        grad = _half(grad_ptr, row * G + column[None, :], mask)
-        gate, up = _half(x_ptr, at, mask), _half(x_ptr, at + G, mask)
-        sigmoid = 1.0 / (1.0 + tl.exp(-gate))
-        if RANK > 0:
-            dz = tl.load(dz_ptr + row * RANK + r[None, :], mask=(row < rows) & (r < RANK)[None, :], other=0.0)
-            grad = tl.dot(dz, down, grad)
-            of_down = tl.dot(tl.trans((gate * sigmoid * up).to(dz.dtype)), dz, of_down)
-        d_gate, d_up = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), grad * gate * sigmoid
-        tl.store(dx_ptr + at, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
-        tl.store(dx_ptr + at + G, d_up.to(dx_ptr.dtype.element_ty), mask=mask)
-        if RANK > 0:
-            z_at = row * width + width - 2 * RANK
-            of_gate = _gathered(of_gate, d_gate, wide_ptr, z_at, row, rows, RANK, BLOCK_R)
-            of_up = _gathered(of_up, d_up, wide_ptr, z_at + RANK, row, rows, RANK, BLOCK_R)
-    if RANK > 0:
-        d_up_ptr += stripe * 2 * G * RANK
-        _put_sums(d_up_ptr, of_gate, column, G, RANK, BLOCK_R)
-        _put_sums(d_up_ptr + G * RANK, of_up, column, G, RANK, BLOCK_R)
-        _put_sums(d_down_ptr + stripe * G * RANK, of_down, column, G, RANK, BLOCK_R)
-
-
-def _launch_gate_back(grad: Tensor, x: Tensor, others: tuple[Tensor, ...], width: int, rank: int) -> Tensor:
-    dx, (rows, columns, warps) = torch.empty_like(x), _GATE
-    _gate_back_kernel[(triton.cdiv(grad.shape[1], columns), STRIPES)](
-        grad, x, dx, *others, len(x), _stripes(len(x), rows), width, G=grad.shape[1], ROWS=rows, COLUMNS=columns,
-        num_warps=warps, **_ranks(rank),
-    )  # fmt: skip
-    return dx
+@triton.jit
+def _gate_back_kernel(grad_ptr, x_ptr, dx_ptr, G: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < G
+    at = row * 2 * G + column
+    grad = _half(grad_ptr, row * G + column, mask)
+    gate, up = _half(x_ptr, at, mask), _half(x_ptr, at + G, mask)
+    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+    d_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    tl.store(dx_ptr + at, d_gate.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + at + G, (grad * gate * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @torch.library.custom_op(
@@ -270,36 +236,15 @@ def _launch_gate_back(grad: Tensor, x: Tensor, others: tuple[Tensor, ...], width
 def silu_gate_back(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of x [T, 2 G], gate and up side by side, from that of silu(gate) * up [T, G]."""
     grad, x = grad.contiguous(), x.contiguous()
-    return _launch_gate_back(grad, x, (x,) * 5, 0, 0)
+    dx = torch.empty_like(x)
+    width = grad.shape[1]
+    _gate_back_kernel[(len(x), triton.cdiv(width, _COLUMNS))](grad, x, dx, G=width, COLUMNS=_COLUMNS)
+    return dx
 
 
 @silu_gate_back.register_fake
 def _(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op(
-    "mint::silu_mlp_back",
-    mutates_args=(),
-    device_types="cuda",
-    schema="(Tensor grad, Tensor dz, Tensor down, Tensor x, Tensor wide) -> (Tensor, Tensor, Tensor)",
-)
-def silu_mlp_back(grad: Tensor, dz: Tensor, down: Tensor, x: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `silu_gate_back`, where the gradient is grad + dz @ down, dz [T, r] and down [r, G] an adapter's on the linear
-    behind the gate, and x comes from a product with `wide` [T, I + 2 r] that ends in what the adapter makes of the
-    inputs. Also of the adapter's matrices, to be summed: of those behind `wide` [STRIPES, 2 G, r], and of down,
-    turned, [STRIPES, G, r]."""
-    grad, dz, down, x, wide = (tensor.contiguous() for tensor in (grad, dz, down, x, wide))
-    rank = dz.shape[1]
-    d_up, d_down = (x.new_empty(STRIPES, n, rank, dtype=torch.float32) for n in (x.shape[1], grad.shape[1]))
-    dx = _launch_gate_back(grad, x, (wide, dz, down, d_up, d_down), wide.shape[1], rank)
-    return dx, d_up, d_down
-
-
-@silu_mlp_back.register_fake
-def _(grad: Tensor, dz: Tensor, down: Tensor, x: Tensor, wide: Tensor) -> Any:
-    sums = (x.new_empty(STRIPES, n, dz.shape[1], dtype=torch.float32) for n in (x.shape[1], grad.shape[1]))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *sums
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mint.columns import Columns
 from mint.errors import BadRequest
 from mint.types import Datum, ModelInput, SampleRequest, TensorData
 
@@ -61,10 +62,18 @@ LOSS_FNS: dict[str, LossMenu] = {
 }
 
 
+# Names of algorithms that are asked for as if they were losses.
+_MEANT = {
+    "grpo": " GRPO is importance_sampling or ppo with advantages centred within a group.",
+    "reinforce": " REINFORCE is importance_sampling.",
+    "sft": " Supervised training is cross_entropy.",
+}
+
+
 def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> dict[str, float]:
     """The options of that loss: those given, checked, over the defaults."""
     if loss_fn not in LOSS_FNS:
-        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.")
+        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.{_MEANT.get(loss_fn, '')}")
     menu = LOSS_FNS[loss_fn]
     options = dict(menu.options)
     for key, value in (config or {}).items():
@@ -88,23 +97,42 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
 
 def check_data(
     data: Sequence[Datum], loss_fn: str, vocab_size: int | None = None, max_context: int | None = None
-) -> list[np.ndarray]:
-    """The tokens of each datum. Raises `BadRequest` for the first fault; the model's facts are checked where they are
-    known."""
+) -> None:
+    """Raises `BadRequest` for the first fault; the model's facts are checked where they are known."""
     check_loss(loss_fn)
     if not len(data):
         raise BadRequest("the list of data is empty; give at least one datum.")
-    found = []
+    columns = Columns.of(data)
+    if columns is not None and _are_right(columns, loss_fn, vocab_size, max_context):
+        return
     for index, datum in enumerate(data):
         where = f"datum {index}"
-        tokens = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
-        _check_inputs(where, datum.loss_fn_inputs, loss_fn, len(tokens), vocab_size)
-        found.append(tokens)
-    return found
+        length = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
+        _check_inputs(where, datum.loss_fn_inputs, loss_fn, length, vocab_size)
+
+
+def _are_right(data: Columns, loss_fn: str, vocab_size: int | None, max_context: int | None) -> bool:
+    """Whether the checks of every datum would pass; which does not, and why, they say themselves."""
+    menu, lengths, inputs = LOSS_FNS[loss_fn], data.lengths, data.inputs
+    if not (set(menu.required) <= inputs.keys() <= set(menu.inputs)):
+        return False
+    if lengths.min() < 1 or (max_context is not None and lengths.max() > max_context):
+        return False
+    targets = inputs["target_tokens"]
+    if targets.dtype.kind != "i" or not all(_are_ids(ids, vocab_size) for ids in (data.tokens, targets)):
+        return False
+    factors = [inputs[key] for key in WEIGHTS if key in inputs]
+    if not all(f.dtype == factors[0].dtype and np.array_equal(f, factors[0]) for f in factors[1:]):
+        return False
+    return all(column.dtype.kind == "i" or np.isfinite(column).all() for column in inputs.values())
+
+
+def _are_ids(ids: np.ndarray, vocab_size: int | None) -> bool:
+    return bool(ids.min() >= 0) and (vocab_size is None or bool(ids.max() < vocab_size))
 
 
 def check_sample(request: SampleRequest, vocab_size: int | None = None, max_context: int | None = None) -> None:
-    length = len(_check_tokens("the prompt", request.prompt, vocab_size, max_context))
+    length = _check_tokens("the prompt", request.prompt, vocab_size, max_context)
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise BadRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}.")
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
@@ -123,7 +151,7 @@ def check_sample(request: SampleRequest, vocab_size: int | None = None, max_cont
         )
 
 
-def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> np.ndarray:
+def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_context: int | None) -> int:
     try:
         runs = [np.asarray(chunk.tokens, dtype=np.int64) for chunk in given.chunks]
         tokens = np.concatenate(runs) if runs else np.zeros(0, np.int64)
@@ -134,7 +162,7 @@ def _check_tokens(what: str, given: ModelInput, vocab_size: int | None, max_cont
     if max_context is not None and len(tokens) > max_context:
         raise BadRequest(f"{what} has {len(tokens)} tokens, more than the context of {max_context}.")
     _check_ids(what, tokens, 0, vocab_size)
-    return tokens
+    return len(tokens)
 
 
 def _check_ids(what: str, ids: np.ndarray, least: int, vocab_size: int | None) -> None:

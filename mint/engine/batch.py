@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mint.backend import ModelFacts
 from mint.checks import WEIGHTS, check_data
+from mint.columns import Columns, compact
 from mint.engine import tree
 from mint.engine.logprobs import Cells
 from mint.engine.losses import LossOptions, LossTokens
@@ -44,23 +46,46 @@ class Example:
     its advantage is not 0 (clients that send no weights mark prompts by advantage 0 and a placeholder log-prob)."""
     inputs_NK: dict[str, np.ndarray]
 
+    def part(self, start: int, stop: int) -> Example:
+        """Those tokens alone, of datums laid end to end."""
+        return Example(
+            tokens_N=self.tokens_N[start:stop],
+            targets_NK=self.targets_NK[start:stop],
+            target_shape=(stop - start, *self.target_shape[1:]),
+            weights_NK=self.weights_NK[start:stop],
+            counted_NK=self.counted_NK[start:stop],
+            inputs_NK={key: array[start:stop] for key, array in self.inputs_NK.items()},
+        )
+
 
 def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: ModelFacts) -> list[Example]:
     """Checks every datum, then fills in the inputs that were left out."""
-    tokens = check_data(data, loss_fn, facts.vocab_size, facts.max_context)
-    read = zip(tokens, data, strict=True)
-    return [_read(f"datum {index}", tokens_N, datum, options) for index, (tokens_N, datum) in enumerate(read)]
+    data = compact(data)
+    check_data(data, loss_fn, facts.vocab_size, facts.max_context)
+    if isinstance(data, Columns) and not {"clip_low_threshold", "clip_high_threshold"} & data.inputs.keys():
+        whole = _read("the data", data.tokens, dict(data.inputs), options)
+        ends = np.cumsum(data.lengths).tolist()
+        return [whole.part(start, stop) for start, stop in pairwise([0, *ends])]
+    return [
+        _read(
+            f"datum {index}",
+            np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks]),
+            {key: tensor.to_numpy() for key, tensor in datum.loss_fn_inputs.items()},
+            options,
+        )
+        for index, datum in enumerate(data)
+    ]
 
 
-def _read(where: str, tokens_N: np.ndarray, datum: Datum, options: LossOptions) -> Example:
-    given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
+def _read(where: str, tokens_N: np.ndarray, inputs: dict[str, np.ndarray], options: LossOptions) -> Example:
+    given = {"weights" if key in WEIGHTS else key: array for key, array in inputs.items()}
     targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)
     counted = given.get("weights", given.get("advantages", ones)) != 0
     weights = given.pop("weights", ones)
-    inputs = {key: given[key] if key in given else np.full_like(ones, options.get(key, 0.0)) for key in FILLED_IN}
-    inputs |= {"sequence_ratio_mask": counted.astype(np.float32)} | given
-    if (crossed := inputs["clip_low_threshold"] > inputs["clip_high_threshold"]).any():
+    filled = {key: given[key] if key in given else np.full_like(ones, options.get(key, 0.0)) for key in FILLED_IN}
+    filled |= {"sequence_ratio_mask": counted.astype(np.float32)} | given
+    if (crossed := filled["clip_low_threshold"] > filled["clip_high_threshold"]).any():
         raise BadRequest(
             f"{where}: clip_low_threshold is above clip_high_threshold at position {int(np.argmax(crossed))}; both "
             "bound the ratio itself."
@@ -69,7 +94,7 @@ def _read(where: str, tokens_N: np.ndarray, datum: Datum, options: LossOptions) 
     def columns(array: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return array.reshape(len(tokens_N), -1).astype(dtype, copy=False)
 
-    by_column = {key: columns(array) for key, array in inputs.items()}
+    by_column = {key: columns(array) for key, array in filled.items()}
     return Example(
         tokens_N, columns(targets, np.int64), targets.shape, columns(weights), columns(counted, np.bool_), by_column
     )

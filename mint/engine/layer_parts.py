@@ -29,6 +29,8 @@ class LowRank(NamedTuple):
 class Linear(NamedTuple):
     weight: Tensor
     bias: Tensor | None
+    together: Tensor | None = None
+    """With the weights of the linears it is computed with below it, where they lie so in memory."""
 
 
 class Norm(NamedTuple):
@@ -49,15 +51,17 @@ def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
     down_RI = torch.cat([low.down for low in ours]).to(x_TI.dtype)
     none = weight_OI.new_zeros(0)
     up_OR = torch.block_diag(
-        *(none.reshape(len(w), 0) if low is None else low.up for (w, _), low in zip(linears, added, strict=True))
+        *(none.reshape(len(w), 0) if low is None else low.up for (w, *_), low in zip(linears, added, strict=True))
     ).to(x_TI.dtype)
     return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, ours[0].scale)
 
 
 def side_by_side(linears: Sequence[Linear]) -> tuple[Tensor, Tensor | None]:
-    weight_OI, bias_O = _joined([linear.weight for linear in linears]), None
+    weight_OI, bias_O = linears[0].together, None
+    if weight_OI is None:
+        weight_OI = _joined([linear.weight for linear in linears])
     if any(linear.bias is not None for linear in linears):
-        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias in linears])
+        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias, _ in linears])
     return weight_OI, bias_O
 
 

@@ -46,6 +46,8 @@ LINEARS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
+# Computed as one product.
+TOGETHER = (LINEARS[:3], LINEARS[4:6])
 NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -171,7 +173,7 @@ class FusedLayers:
         parts = zip(self._kinds, self._linears, self._norms, self._rope_types, strict=True)
         for kind, linears, norms, rope in parts:
             # Read now: somebody may have laid the weights out anew.
-            layer = Layer({name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}, norms)
+            layer = Layer(_weights(linears), norms)
             ours = {name: adapted[linear.path] for name, linear in linears.items() if linear.path in adapted}
             inputs = (x_TM, layer, ours, *ropes[rope], attention)
             run: Callable[..., Tensor] = kind
@@ -187,6 +189,25 @@ class FusedLayers:
     def _rope(self, x_TM: Tensor, positions_T: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         cos, sin = self._decoder.rotary_emb(x_TM[None], positions_T[None], *([] if kind is None else [kind]))
         return cos[0], sin[0]
+
+
+def _weights(linears: Mapping[str, LoraLinear]) -> dict[str, Linear]:
+    found = {name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}
+    for names in TOGETHER:
+        found[names[0]] = found[names[0]]._replace(together=_one_weight([found[name].weight for name in names]))
+    return found
+
+
+def _one_weight(weights: Sequence[Tensor]) -> Tensor | None:
+    """The weights as one matrix, if they lie below one another in memory, as `mint.engine.fused` lays them."""
+    first, rows = weights[0], sum(len(weight) for weight in weights)
+    at, memory = first.data_ptr(), first.untyped_storage()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == memory.data_ptr() and weight.data_ptr() == at
+        if not same or not weight.is_contiguous():
+            return None
+        at += weight.nbytes
+    return first.as_strided((rows, first.shape[1]), first.stride())
 
 
 def _say_what_changes(

@@ -64,7 +64,7 @@ def adapted(rank: int, of: Sequence[Linear], on: Sequence[bool]) -> list[LowRank
         )
         if chosen
         else None
-        for (weight, _), chosen in zip(of, on, strict=True)
+        for (weight, *_), chosen in zip(of, on, strict=True)
     ]
 
 

@@ -68,30 +68,30 @@ def _joined(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
     if len(ours) < len(linears) or not widens(weight_OI) or ours[0].up.shape[1] > MOST_RANK:
         return None
     down_RI, up_Or = torch.cat([low.down for low in ours]), torch.cat([low.up for low in ours])
-    return x_TI, weight_OI, bias_O, down_RI, up_Or, ours[0].scale, tuple(len(linear.weight) for linear in linears)
+    return x_TI, weight_OI, bias_O, down_RI, up_Or, tuple(len(linear.weight) for linear in linears)
 
 
 class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_Or: Tensor, scale: Tensor,
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_Or: Tensor,
         sizes: tuple[int, ...], weight_2D: Tensor | None, cos_TD: Tensor, sin_TD: Tensor, heads: int, kv_heads: int,
         eps: float, plus: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         up_OR = torch.block_diag(*up_Or.split(sizes))
-        both = widened(x_TI, x_TI @ down_RI.T, scale)
+        both = widened(x_TI, x_TI @ down_RI.T)
         x_TO = F.linear(both, torch.cat([weight_OI, up_OR], dim=1), bias_O)
-        ctx.save_for_backward(both, weight_OI, down_RI, up_OR, scale, x_TO, weight_2D, cos_TD, sin_TD)
+        ctx.save_for_backward(both, weight_OI, down_RI, up_OR, x_TO, weight_2D, cos_TD, sin_TD)
         ctx.turn = heads, kv_heads, eps, plus
         return torch.ops.mint.turn_heads(x_TO, weight_2D, cos_TD, sin_TD, heads, kv_heads, eps, plus)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        both, weight_OI, down_RI, up_OR, scale, *turned = ctx.saved_tensors
+        both, weight_OI, down_RI, up_OR, *turned = ctx.saved_tensors
         grad_TO, up = torch.ops.mint.turn_heads_back(*grads, *turned, *ctx.turn, both, down_RI.shape[0] // 3)
-        grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, scale, ctx.needs_input_grad[0])
+        grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, ctx.needs_input_grad[0])
         x_TI, _ = apart(both, weight_OI)
-        return grad_TI, None, None, grad_TR.T @ x_TI, up.sum(0).to(up_OR.dtype), *[None] * 9
+        return grad_TI, None, None, grad_TR.T @ x_TI, up.sum(0).to(up_OR.dtype), *[None] * 8
 
 
 class _SiluGate(torch.autograd.Function):

@@ -16,14 +16,12 @@ from torch import Tensor
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a linear: up (scale * (down x))."""
+    """What an adapter adds to a linear: up (down x)."""
 
     down: Tensor
-    """[R, in]"""
+    """[R, in], the adapter's scale in it."""
     up: Tensor
     """[out, R]"""
-    scale: Tensor
-    """[]: a number the compiler does not take for a constant."""
 
 
 class Linear(NamedTuple):
@@ -53,7 +51,7 @@ def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
     up_OR = torch.block_diag(
         *(none.reshape(len(w), 0) if low is None else low.up for (w, *_), low in zip(linears, added, strict=True))
     ).to(x_TI.dtype)
-    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, ours[0].scale)
+    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR)
 
 
 def side_by_side(linears: Sequence[Linear]) -> tuple[Tensor, Tensor | None]:
@@ -70,29 +68,29 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 class _Project(torch.autograd.Function):
-    """x W^T + z up^T with z = scale * down x. A product is not written twice: the smaller of its two sides gets columns
-    of its own for what the adapter adds, [x, z] @ [W, up]^T or, backward, [grad, grad of z] @ [W; down]."""
+    """x W^T + z up^T with z = down x. A product is not written twice: the smaller of its two sides gets columns of its
+    own for what the adapter adds, [x, z] @ [W, up]^T or, backward, [grad, grad of z] @ [W; down]."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: Tensor
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor
     ) -> Tensor:
+        z_TR = x_TI @ down_RI.T
         if widens(weight_OI):
-            both = widened(x_TI, x_TI @ down_RI.T, scale)
-            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR, scale)
+            both = widened(x_TI, z_TR)
+            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR)
             return F.linear(both, torch.cat([weight_OI, up_OR], dim=1), bias_O)
-        z_TR = x_TI @ down_RI.T * scale
-        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR)
         return F.linear(x_TI, weight_OI, bias_O) + z_TR @ up_OR.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grads
-        x_TI, z_TR, weight_OI, down_RI, up_OR, scale = ctx.saved_tensors
+        x_TI, z_TR, weight_OI, down_RI, up_OR = ctx.saved_tensors
         if z_TR is None:
             x_TI, z_TR = apart(x_TI, weight_OI)
-        grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, scale, ctx.needs_input_grad[0])
-        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
+        grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, ctx.needs_input_grad[0])
+        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR
 
 
 def apart(both: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,15 +100,14 @@ def apart(both: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inputs_back(
-    grad_TO: Tensor, weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, scale: Tensor, wanted: bool
+    grad_TO: Tensor, weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, wanted: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradients of x, if wanted, and of down x."""
+    """The gradients of x, if wanted, and of z."""
     if wanted and widens(weight_OI):
-        part_TI, part_TR = apart(grad_TO @ _beside(weight_OI, up_OR), weight_OI)
-        grad_TR = part_TR * scale
+        grad_TI, grad_TR = apart(grad_TO @ _beside(weight_OI, up_OR), weight_OI)
         # Not addmm, which would copy first: compiled, the sum joins what comes next.
-        return part_TI + grad_TR @ down_RI, grad_TR
-    grad_TR = (grad_TO @ up_OR) * scale
+        return grad_TI + grad_TR @ down_RI, grad_TR
+    grad_TR = grad_TO @ up_OR
     if not wanted:
         return None, grad_TR
     return torch.cat([grad_TO, grad_TR], dim=1) @ torch.cat([weight_OI, down_RI]), grad_TR
@@ -120,11 +117,11 @@ def widens(weight_OI: Tensor) -> bool:
     return weight_OI.shape[0] >= weight_OI.shape[1]
 
 
-def widened(x_TI: Tensor, z_TR: Tensor, scale: Tensor) -> Tensor:
-    """[x, scale * z]"""
+def widened(x_TI: Tensor, z_TR: Tensor) -> Tensor:
+    """[x, z]"""
     if x_TI.is_cuda:
-        return torch.ops.mint.widen(x_TI, z_TR, scale)
-    return torch.cat([x_TI, z_TR * scale], dim=1)
+        return torch.ops.mint.widen(x_TI, z_TR)
+    return torch.cat([x_TI, z_TR], dim=1)
 
 
 def _beside(weight_OI: Tensor, up_OR: Tensor) -> Tensor:

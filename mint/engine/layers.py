@@ -263,14 +263,13 @@ def low_ranks(adapter: Adapter | None, dtype: torch.dtype) -> dict[str, LowRank]
     """What the adapter adds, by the linears' paths in the model."""
     if adapter is None:
         return {}
-    scale = torch.full((), adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
-    halves = iter(_cast(adapter.parameters(), dtype))
-    return {path: LowRank(next(halves), next(halves), scale) for path in adapter.weights}
+    downs, ups = zip(*adapter.weights.values(), strict=True)
+    pairs = zip(_cast(downs, dtype, adapter.scale), _cast(ups, dtype), strict=True)
+    return {path: LowRank(down, up) for path, (down, up) in zip(adapter.weights, pairs, strict=True)}
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """All at once, and so are their gradients: one by one it would be some kernels for each."""
-    if all(tensor.dtype == dtype for tensor in tensors):
-        return tensors
-    parts = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(dtype).split([t.numel() for t in tensors])
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0) -> list[Tensor]:
+    """Times the scale; all at once, and so are their gradients: one by one it would be some kernels for each."""
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    parts = (together if scale == 1.0 else together * scale).to(dtype).split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]

@@ -351,9 +351,11 @@ def test_weights_that_lie_together_are_taken_as_one() -> None:
     assert layers._one_weight([whole.T[:2], whole.T[2:]]) is None
 
 
-def test_layers_laid_out_for_sampling_train_as_they_did(tiny_model: Callable[[str], BaseModel]) -> None:
+def test_layers_laid_out_for_sampling_train_as_they_did(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model("qwen3")
-    model.native_training = None
+    monkeypatch.setitem(model.__dict__, "native_training", None)
     before, after = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
     data = policy_data()
     expected = train(Trainer(model), before, data)

@@ -55,12 +55,10 @@ def linears(inputs: int, *outputs: int, bias: bool = False) -> list[Linear]:
 
 
 def adapted(rank: int, of: Sequence[Linear], on: Sequence[bool]) -> list[LowRank | None]:
-    scale = torch.full((), 1.5, device="cuda")
     return [
         LowRank(
             normal(rank, weight.shape[1]).div_(weight.shape[1] ** 0.5).requires_grad_(),
             normal(len(weight), rank).div_(rank**0.5).requires_grad_(),
-            scale,
         )
         if chosen
         else None
@@ -160,8 +158,8 @@ def test_powers_of_logits_are_those_of_the_formula(temperature: float, softcap: 
 def test_inputs_are_widened_by_what_an_adapter_makes_of_them(inputs: int, rank: int) -> None:
     from mint.engine.kernels import training
 
-    x, z, scale = normal(33, inputs), normal(33, rank), torch.full((), 2.5, device="cuda")
-    assert torch.equal(training.widen(x, z, scale), torch.cat([x, z * scale], dim=1))
+    x, z = normal(33, inputs), normal(33, rank)
+    assert torch.equal(training.widen(x, z), torch.cat([x, z], dim=1))
 
 
 @pytest.fixture(scope="module")

@@ -248,32 +248,30 @@ def _(grad: Tensor, x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _widen_kernel(x_ptr, z_ptr, scale_ptr, out_ptr, inputs, rank, COLUMNS: tl.constexpr):
+def _widen_kernel(x_ptr, z_ptr, out_ptr, inputs, rank, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     of_x, of_z = column < inputs, (column >= inputs) & (column < inputs + rank)
     x = _half(x_ptr, row * inputs + column, of_x)
-    z = _half(z_ptr, row * rank + column - inputs, of_z) * tl.load(scale_ptr).to(tl.float32)
+    z = _half(z_ptr, row * rank + column - inputs, of_z)
     out = tl.where(of_x, x, z).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * (inputs + rank) + column, out, mask=of_x | of_z)
 
 
-@torch.library.custom_op(
-    "mint::widen", mutates_args=(), device_types="cuda", schema="(Tensor x, Tensor z, Tensor scale) -> Tensor"
-)
-def widen(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
-    """[x, scale * z] of x [T, I] and z [T, R]."""
+@torch.library.custom_op("mint::widen", mutates_args=(), device_types="cuda", schema="(Tensor x, Tensor z) -> Tensor")
+def widen(x: Tensor, z: Tensor) -> Tensor:
+    """[x, z] of x [T, I] and z [T, R]."""
     x, z = x.contiguous(), z.contiguous()
     (rows, inputs), rank = x.shape, z.shape[1]
     out = x.new_empty(rows, inputs + rank)
     columns = triton.next_power_of_2(inputs + rank)
     warps = 4 if columns <= 4096 else 8
-    _widen_kernel[(rows,)](x, z, scale, out, inputs, rank, COLUMNS=columns, num_warps=warps)
+    _widen_kernel[(rows,)](x, z, out, inputs, rank, COLUMNS=columns, num_warps=warps)
     return out
 
 
 @widen.register_fake
-def _(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+def _(x: Tensor, z: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] + z.shape[1])
 
 

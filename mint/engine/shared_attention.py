@@ -22,6 +22,8 @@ from mint.engine.attention import PackedAttention, of_like_length
 from mint.engine.tree import Tree
 
 MANY = 8192
+# Of our own kernels, whose tiles would not fit on every GPU beyond; torch's flash attention takes them.
+WIDEST_HEAD = 128
 
 
 class TreeAttention:
@@ -195,6 +197,23 @@ def flash_attention(
         return out_BHLD.transpose(1, 2).flatten(0, 1)
     if layout.keys_S is not None:
         k_TKD, v_TKD = k_TKD.index_select(0, layout.keys_S), v_TKD.index_select(0, layout.keys_S)
+    if q_THD.shape[2] > WIDEST_HEAD:
+        # Causal with more keys than queries: it lines up their ends, which is what a node needs.
+        return torch.ops.aten._flash_attention_forward(
+            q_THD,
+            k_TKD,
+            v_TKD,
+            layout.query_starts,
+            layout.key_starts,
+            layout.query_span.shape[0],
+            layout.key_span.shape[0],
+            0.0,
+            True,
+            False,
+            scale=scale,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )[0]
     return torch.ops.mint.node_attention(
         q_THD,
         k_TKD,

@@ -124,7 +124,7 @@ def test_the_mlp_is_as_the_formula_says(rank: int, on: str) -> None:
     ],
     ids=["roots", "tree", "window"],
 )
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 128), (3, 1, 80)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 128), (3, 1, 80), (2, 1, 256)])
 def test_attention_over_nodes_is_that_of_each_alone(
     queries: list[int], keys: list[int], window: int | None, heads: int, kv_heads: int, head_dim: int
 ) -> None:

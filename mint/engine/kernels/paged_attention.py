@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mint.engine.kernels.overlap import follow, overlapping
+
 CHUNK = 256
 """Tokens of a context that one program of `decode` reads."""
 SPAN = 64
@@ -32,13 +34,14 @@ def _decode_kernel(
     q_ptr, key_ptr, value_ptr, out_ptr, part_ptr, peak_ptr, active_ptr, line_ptr, table_ptr, length_ptr, table_width,
     heads, kv_heads, window, scale, chunks,
     GROUP: tl.constexpr, GROUP_UP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK_: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     place, kv_head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(active_ptr + place).to(tl.int64)
+    line = tl.maximum(tl.load(line_ptr + place), 0).to(tl.int64)
+    length = tl.load(length_ptr + line)
+    follow(OVERLAPS)
     if row >= 0:
-        line = tl.load(line_ptr + place).to(tl.int64)
-        length = tl.load(length_ptr + line)
         first = tl.maximum(chunk * CHUNK_, tl.maximum(length - window, 0) // KEYS * KEYS)
         last = tl.minimum(length, (chunk + 1) * CHUNK_)
         g, d = tl.arange(0, GROUP_UP), tl.arange(0, SIZE)
@@ -78,9 +81,10 @@ def _decode_kernel(
 @triton.jit
 def _gather_kernel(
     part_ptr, peak_ptr, out_ptr, active_ptr, line_ptr, length_ptr, heads, chunks,
-    CHUNK_: tl.constexpr, SIZE: tl.constexpr,
+    CHUNK_: tl.constexpr, SIZE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Puts the chunks of a context together, in their order."""
+    follow(OVERLAPS)
     row, head = tl.load(active_ptr + tl.program_id(0)).to(tl.int64), tl.program_id(1)
     if row >= 0:
         used = (tl.load(length_ptr + tl.load(line_ptr + tl.program_id(0))) + CHUNK_ - 1) // CHUNK_
@@ -102,8 +106,10 @@ def _gather_kernel(
 def _span_kernel(
     q_ptr, key_ptr, value_ptr, out_ptr, tile_ptr, table_ptr, table_width, heads, kv_heads, window, scale,
     GROUP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A tile: (first row, rows, position of the first, line of the block table)."""
+    follow(OVERLAPS)
     tile, head = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tile_ptr + tile * 4).to(tl.int64)
     count = tl.load(tile_ptr + tile * 4 + 1)
@@ -160,12 +166,13 @@ def decode(
         q_NHD, *cache, out_NHD, part, peak, active_A, line_A, table_LM, length_L, table_LM.shape[1], heads,
         kv_heads, window or _NO_WINDOW, scale, chunks, GROUP=group, GROUP_UP=max(16, triton.next_power_of_2(group)),
         SIZE=size, BLOCK=block, CHUNK_=CHUNK, SPLITS=chunks > 1,
-        **(_DECODE_MANY if many else _DECODE),
+        **(_DECODE_MANY if many else _DECODE), **overlapping(q_NHD.device),
     )  # fmt: skip
     if chunks > 1:
         _gather_kernel[(len(active_A), heads)](
-            part, peak, out_NHD, active_A, line_A, length_L, heads, chunks, CHUNK_=CHUNK, SIZE=size, num_warps=1
-        )
+            part, peak, out_NHD, active_A, line_A, length_L, heads, chunks, CHUNK_=CHUNK, SIZE=size, num_warps=1,
+            **overlapping(q_NHD.device),
+        )  # fmt: skip
 
 
 def span(
@@ -178,4 +185,5 @@ def span(
     _span_kernel[(len(tile_S4), heads)](
         q_NHD, *cache, out_NHD, tile_S4, table_LM, table_LM.shape[1], heads, kv_heads, window or _NO_WINDOW, scale,
         GROUP=heads // kv_heads, SIZE=size, BLOCK=block, QUERIES=SPAN, KEYS=_KEYS, num_warps=4,
+        **overlapping(q_NHD.device),
     )  # fmt: skip

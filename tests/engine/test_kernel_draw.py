@@ -86,7 +86,7 @@ def test_a_draw_inverts_the_distribution_of_its_row(dtype: torch.dtype, temperat
 
 FILTERS = {
     "top-k": {"top_k": [1, 2, 7, 40, 400, 2499, 2500, 9000]},
-    "top-p": {"top_p": [0.0, 0.01, 0.3, 0.8, 0.95, 0.9999, 1.0]},
+    "top-p": {"top_p": [0.0, 0.01, 0.3, 0.8, 0.95, 0.9999, 1.0, 0.10013]},
     "min-p": {"min_p": [0.0, 0.01, 0.2, 0.9, 1.0]},
     "all of them": {
         "top_k": [-1, 3, 50, 700, 20], "top_p": [0.5, 0.9, 1.0, 0.97, 0.2, 0.99], "min_p": [0.0, 0.05, 0.001],

@@ -23,9 +23,9 @@ from torch import Tensor
 from mint.engine.kernels.decode_state import advance
 from mint.engine.kernels.filters import Filters, filtered, ordered
 from mint.engine.kernels.overlap import follow, overlapping
-from mint.engine.kernels.rows import RANK_STEP, TILE, Adapters, adapter_at, expanded
+from mint.engine.kernels.rows import RANK_STEP, TILE, Adapters, adapter_at, b_step, expanded, y_step
 
-PIECE = 1024
+PIECE = 512
 # A draw's statistics of a piece: peak, sum, tempered sum, place of the peak.
 _STATS = tl.constexpr(4)
 
@@ -75,23 +75,28 @@ def _piece_kernel(
     tile, piece = tl.program_id(0), tl.program_id(1)
     m = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     source = tl.load(source_ptr + m, mask=m < draws, other=-1)
-    temperature = tl.maximum(tl.load(temperature_ptr + m, mask=m < draws, other=1.0), 1.1754944e-38)
+    given = tl.load(temperature_ptr + m, mask=m < draws, other=1.0)
+    temperature = tl.maximum(given, 1.1754944e-38)
     if ADAPTED:
         slot = tl.load(slot_of_tile + tile).to(tl.int64)
         rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, logits_ptr)
+    i = piece * PIECE + tl.arange(0, PIECE)
+    if ADAPTED:
+        b = b_step(b_ptr, 0, rank, i, vocabulary)
     follow(OVERLAPS)
     if tl.max(source, axis=0) >= 0:
-        i = piece * PIECE + tl.arange(0, PIECE)
         inside = i < vocabulary
         row = logits_ptr + tl.maximum(source, 0).to(tl.int64)[:, None] * logits_row
         logit = tl.load(row + i[None, :], mask=inside[None, :] & (source >= 0)[:, None], other=0.0).to(tl.float32)
         if ADAPTED:
-            logit += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, m, i, vocabulary, SPLITS, TILE_ROWS, PIECE)
+            logit += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, m, i, vocabulary, SPLITS, TILE_ROWS, PIECE)
             logit = logit.to(logits_ptr.dtype.element_ty).to(tl.float32)
         logit = tl.where(inside[None, :], logit, float("-inf"))
         peak = tl.max(logit, axis=1)
         safe = tl.where(peak == float("-inf"), 0.0, peak)
-        place = tl.min(tl.where(logit == peak[:, None], i[None, :], vocabulary), axis=1)
+        place = tl.zeros([TILE_ROWS], dtype=tl.int32)
+        if tl.min(given, axis=0) == 0.0:
+            place = tl.min(tl.where(logit == peak[:, None], i[None, :], vocabulary), axis=1)
         total = tl.sum(tl.exp(logit - safe[:, None]), axis=1)
         tempered = total
         if tl.max(tl.abs(temperature - 1.0), axis=0) > 0.0:
@@ -152,16 +157,9 @@ def _token_kernel(
         if ADAPTED:
             low = tl.zeros([PIECE], dtype=tl.float32)
             for start in range(0, rank, RANK_STEP):
-                r = start + tl.arange(0, RANK_STEP)
-                y = tl.zeros([RANK_STEP], dtype=tl.float32)
-                for split in tl.static_range(SPLITS):
-                    y += tl.load(y_ptr + split * y_split + source * y_row + r, mask=r < rank, other=0.0).to(tl.float32)
-                b = tl.load(
-                    b_ptr + r[:, None] * vocabulary + i[None, :],
-                    mask=(r < rank)[:, None] & (i < vocabulary)[None, :],
-                    other=0.0,
-                )
-                low += tl.sum(b.to(tl.float32) * y.to(b.dtype).to(tl.float32)[:, None], axis=0)
+                b = b_step(b_ptr, start, rank, i, vocabulary)
+                y = y_step(y_ptr, y_split, y_row, start, source + tl.arange(0, 1), SPLITS).to(b.dtype).to(tl.float32)
+                low += tl.sum(b.to(tl.float32) * tl.trans(y), axis=0)
             logit = (logit + scale * low).to(logits_ptr.dtype.element_ty).to(tl.float32)
         mass = tl.where(i < vocabulary, tl.exp((logit - peak) / temperature), 0.0)
         if FILTERED:

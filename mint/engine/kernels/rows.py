@@ -121,6 +121,24 @@ def adapter_at(slot, number, b_table, rank_table, scale_table, table_width, like
 
 
 @triton.jit
+def b_step(b_ptr, start, rank, column, outputs):
+    """B' of one step of ranks at some columns, [RANK_STEP, columns]."""
+    r = start + tl.arange(0, RANK_STEP)
+    mask = (r < rank)[:, None] & (column < outputs)[None, :]
+    return tl.load(b_ptr + r[:, None] * outputs + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def y_step(y_ptr, y_split, y_row, start, row, SPLITS: tl.constexpr):
+    """y of one step of ranks for some rows, added up, [rows, RANK_STEP] in float32."""
+    place = row[:, None].to(tl.int64) * y_row + start + tl.arange(0, RANK_STEP)[None, :]
+    y = tl.load(y_ptr + place).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        y += tl.load(y_ptr + split * y_split + place).to(tl.float32)
+    return y
+
+
+@triton.jit
 def summed(ptr, split, mask, like_ptr, SPLITS: tl.constexpr):
     """Partial sums added up in order and rounded, as those of a whole product are."""
     total = tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
@@ -131,23 +149,17 @@ def summed(ptr, split, mask, like_ptr, SPLITS: tl.constexpr):
 
 @triton.jit
 def expanded(
-    y_ptr, y_split, y_row, rank, scale, b_ptr, row, column, outputs,
+    y_ptr, y_split, y_row, rank, scale, b_ptr, first_b, row, column, outputs,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32."""
-    dtype = b_ptr.dtype.element_ty
+    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `first_b`:
+    `b_step` of the first ranks, loaded before."""
     acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, rank, RANK_STEP):
-        r = start + tl.arange(0, RANK_STEP)
-        y = tl.zeros([ROWS, RANK_STEP], dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            y += tl.load(y_ptr + split * y_split + row[:, None].to(tl.int64) * y_row + r[None, :]).to(tl.float32)
-        b = tl.load(
-            b_ptr + r[:, None] * outputs + column[None, :],
-            mask=(r < rank)[:, None] & (column < outputs)[None, :],
-            other=0.0,
-        )
-        acc += tl.dot(y.to(dtype), b, input_precision="ieee")
+    if rank > 0:
+        acc = tl.dot(y_step(y_ptr, y_split, y_row, 0, row, SPLITS).to(first_b.dtype), first_b, input_precision="ieee")
+        for start in range(RANK_STEP, rank, RANK_STEP):
+            b = b_step(b_ptr, start, rank, column, outputs)
+            acc += tl.dot(y_step(y_ptr, y_split, y_row, start, row, SPLITS).to(b.dtype), b, input_precision="ieee")
     return acc * scale
 
 
@@ -159,13 +171,32 @@ def _add_kernel(
     tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
     rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, out_ptr)
+    b = b_step(b_ptr, 0, rank, column, outputs)
     follow(OVERLAPS)
     row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     mask = (column < outputs)[None, :]
     place = out_ptr + row[:, None].to(tl.int64) * out_row + column[None, :]
     out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    out += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, row, column, outputs, SPLITS, TILE_ROWS, COLUMNS)
+    out += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, row, column, outputs, SPLITS, TILE_ROWS, COLUMNS)
     tl.store(place, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _b_of_row(b_ptr, start, rank, column, width, STEP: tl.constexpr):
+    r = start + tl.arange(0, STEP)
+    mask = (r < rank)[:, None] & (column < width)[None, :]
+    return tl.load(b_ptr + r[:, None] * width + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _low_of_row(y_ptr, y_split, y_row, start, rank, b, SPLITS: tl.constexpr, STEP: tl.constexpr):
+    """What a step of ranks adds to the program's one row, [1, WIDTH]."""
+    r = start + tl.arange(0, STEP)
+    y = tl.zeros([STEP], dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        line = y_ptr + split * y_split + tl.program_id(0).to(tl.int64) * y_row
+        y += tl.load(line + r, mask=r < rank, other=0.0).to(tl.float32)
+    return tl.sum(b.to(tl.float32) * y.to(b.dtype).to(tl.float32)[:, None], axis=0)[None, :]
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -187,22 +218,22 @@ def _norm_kernel(
     if ADDS:
         slot = tl.load(slot_of_tile + tl.program_id(0) * ROWS // TILE_ROWS).to(tl.int64)
         rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, out_ptr)
+        if ROWS == 1:
+            b = _b_of_row(b_ptr, 0, rank, column, width, STEP)
     follow(OVERLAPS)
     x = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
         delta = delta_ptr + row[:, None].to(tl.int64) * delta_row + column[None, :]
         x += summed(delta, delta_split, mask, out_ptr, PARTS)
         low = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
-        for start in range(0, rank, STEP):
-            if ROWS == 1:  # all of a step's loads at once: a single row is a matter of latency
-                r = start + tl.arange(0, STEP)
-                y = tl.zeros([STEP], dtype=tl.float32)
-                for split in tl.static_range(SPLITS):
-                    line = y_ptr + split * y_split + tl.program_id(0).to(tl.int64) * y_row
-                    y += tl.load(line + r, mask=r < rank, other=0.0).to(tl.float32)
-                b = tl.load(b_ptr + r[:, None] * width + column[None, :], mask=(r < rank)[:, None] & mask, other=0.0)
-                low += tl.sum(b.to(tl.float32) * y.to(dtype).to(tl.float32)[:, None], axis=0)[None, :]
-            else:  # rank by rank: no thread waits for another's sum
+        if ROWS == 1:  # all of a step's loads at once: a single row is a matter of latency
+            if rank > 0:
+                low += _low_of_row(y_ptr, y_split, y_row, 0, rank, b, SPLITS, STEP)
+            for start in range(STEP, rank, STEP):
+                b = _b_of_row(b_ptr, start, rank, column, width, STEP)
+                low += _low_of_row(y_ptr, y_split, y_row, start, rank, b, SPLITS, STEP)
+        else:  # rank by rank: no thread waits for another's sum
+            for start in range(0, rank, STEP):
                 for r in tl.static_range(STEP):
                     y = tl.zeros([ROWS], dtype=tl.float32)
                     for split in tl.static_range(SPLITS):
@@ -226,6 +257,7 @@ def _gate_kernel(
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
     rank, scale, b_ptr = adapter_at(slot, first_linear, b_table, rank_table, scale_table, table_width, out_ptr)
     up_rank, _, up_b_ptr = adapter_at(slot, first_linear + 1, b_table, rank_table, scale_table, table_width, out_ptr)
+    b, up_b = b_step(b_ptr, 0, rank, column, width), b_step(up_b_ptr, 0, up_rank, column, width)
     follow(OVERLAPS)
     row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     mask = (column < width)[None, :]
@@ -233,9 +265,10 @@ def _gate_kernel(
     place = gate_up_ptr + row[:, None].to(tl.int64) * gate_up_row + column[None, :]
     gate = summed(place, gate_up_split, mask, out_ptr, PARTS)
     up = summed(place + width, gate_up_split, mask, out_ptr, PARTS)
-    gate += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, row, column, width, SPLITS, TILE_ROWS, COLUMNS)
+    gate += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, row, column, width, SPLITS, TILE_ROWS, COLUMNS)
+    y_ptr += y_linear
     up += expanded(
-        y_ptr + y_linear, y_split, y_row, up_rank, scale, up_b_ptr, row, column, width, SPLITS, TILE_ROWS, COLUMNS
+        y_ptr, y_split, y_row, up_rank, scale, up_b_ptr, up_b, row, column, width, SPLITS, TILE_ROWS, COLUMNS
     )
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
@@ -264,15 +297,17 @@ def _heads_kernel(
     rank, scale, b_ptr = adapter_at(slot, first_linear + linear, b_table, rank_table, scale_table, table_width, q_ptr)
     cache_slot = tl.load(cache_slot_ptr + row).to(tl.int64)
     position = tl.load(position_ptr + row)[:, None].to(tl.int64)
+    in_low = (head - first_head) * size + column
+    in_high = in_low + HALF
+    low_b, high_b = b_step(b_ptr, 0, rank, in_low, outputs), b_step(b_ptr, 0, rank, in_high, outputs)
     follow(OVERLAPS)
     place = qkv_ptr + row[:, None].to(tl.int64) * qkv_row + head * size + column[None, :]
-    in_linear = (head - first_head) * size + column
     everywhere = (column < HALF)[None, :]
     low = summed(place, qkv_split, everywhere, q_ptr, PARTS)
     high = summed(place + HALF, qkv_split, everywhere, q_ptr, PARTS)
     y_ptr += linear * y_linear
-    low += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, row, in_linear, outputs, SPLITS, TILE_ROWS, HALF)
-    high += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, row, in_linear + HALF, outputs, SPLITS, TILE_ROWS, HALF)
+    low += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, low_b, row, in_low, outputs, SPLITS, TILE_ROWS, HALF)
+    high += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, high_b, row, in_high, outputs, SPLITS, TILE_ROWS, HALF)
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     turns = head < heads + kv_heads
     if turns:

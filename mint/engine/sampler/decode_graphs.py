@@ -1,16 +1,15 @@
 """Decoding steps as recorded CUDA graphs: one a size, over buffers that stay where they are.
 
 A graph reads every row's token, draws the next one and moves the row on to it, so that several steps need nothing of
-the host; or it ends with the logits, for draws that only the host can do. Sizes are rounded up, so that a few graphs
-serve all batches: rows, sequences among them (the other rows fill tiles), and the longest context.
+the host. Sizes are rounded up, so that a few graphs serve all batches: rows, sequences among them (the other rows fill
+tiles), and the longest context.
 
 Shapes: N rows, A sequences, M blocks of the longest sequence, S steps, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -43,14 +42,6 @@ class Size(NamedTuple):
     """Whether an adapter sits on the unembedding."""
     joined: int | None
     """As in `PassRows`."""
-
-
-class Ending(Enum):
-    """What a step does with its logits."""
-
-    LOGITS = "leaves them to the host"
-    DRAWS = "draws from the whole distribution"
-    FILTERS = "draws from what filters leave"
 
 
 @dataclass(frozen=True)
@@ -154,46 +145,40 @@ class DecodeGraphs:
         table[self._places] = table_AM
         self._table[:rows, : table.shape[1]].copy_(to_device(table, self._device))
 
-    def logits(self, size: Size) -> Tensor:
-        """[rows, V] of the batch's next tokens, their keys and values now in the cache. Overwritten by the next."""
-        return self._recorder.run((size, Ending.LOGITS), partial(self._forward, size, Ending.LOGITS))
-
-    def draw(self, size: Size, uniform_SN: np.ndarray, filtered: bool) -> tuple[Tensor, Tensor]:
+    def draw(self, size: Size, uniform_SN: np.ndarray, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
         """As many tokens of every row as there are uniform numbers for it: their ids and log-probs [S, N], to be
-        copied before the next. `filtered`: somebody draws from a part of the distribution only."""
-        steps, ending = len(uniform_SN), Ending.FILTERS if filtered else Ending.DRAWS
+        copied before the next. `whole`: the logits of the last step [N, V] are wanted as well, or filters of them."""
+        steps = len(uniform_SN)
         put(uniform_SN, self._of_steps(self._uniform, size.rows)[:steps])
         self._turn.fill_(-1)  # every step begins with counting itself
         for _ in range(steps):
-            self._recorder.run((size, ending), partial(self._forward, size, ending))
+            logits = self._recorder.run((size, whole), partial(self._forward, size, whole))
         ids, logprobs = (self._of_steps(buffer, size.rows)[:steps] for buffer in (self._ids, self._logprobs))
-        return ids, logprobs
+        return ids, logprobs, logits
 
-    def _forward(self, size: Size, ending: Ending) -> Tensor:
+    def _forward(self, size: Size, whole: bool) -> Tensor:
         rows, count, longest, adapted, joined = size
         position, length, cache_slot = (x[:rows] for x in (self._position, self._length, self._cache_slot))
         table, tiles, left = self._table[:rows], self._slot_of_tile[: rows // TILE], self._left[:rows]
-        source = self._source[:rows]
+        token, source = self._token[:rows], self._source[:rows]
         decode_state.locate(position, left, table, cache_slot, length, source, self._turn, self._store.block_size)
         active, steady = self._active[:count], self._pass.steady
 
         def attend(q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor, scale: float, window: int | None) -> None:
             paged_attention.decode(q, cache, out, active, active, table, length, longest, scale, window, steady)
 
-        token = self._token[:rows]
         hidden = self._pass.hidden(PassRows(token, position, cache_slot, tiles, joined, attend))
-        if ending is Ending.LOGITS:
-            return self._pass.logits(hidden, tiles, adapted, joined, self._logits)
-        filters = None
-        if ending is Ending.FILTERS:
+        uniform, ids, logprobs = (self._of_steps(x, rows) for x in (self._uniform, self._ids, self._logprobs))
+        draws = Draws(source, self._temperature[:rows], uniform, ids, logprobs, self._turn)
+        state = State(token, position, left)
+        if whole:
+            logits = self._pass.logits(hidden, tiles, adapted, joined, self._logits)
             filters = Filters(self._top_k[:rows], self._top_p[:rows], self._min_p[:rows])
-            logits, low_rank = self._pass.logits(hidden, tiles, adapted, joined, self._logits), None
+            draw(logits, replace(draws, filters=filters), None, state)
         else:
             logits, low_rank = self._pass.unembed(hidden, tiles, adapted, joined, self._logits)
-        uniform, ids, logprobs = (self._of_steps(x, rows) for x in (self._uniform, self._ids, self._logprobs))
-        draws = Draws(source, self._temperature[:rows], uniform, ids, logprobs, self._turn, filters)
-        draw(logits, draws, low_rank, State(token, position, left))
-        return ids
+            draw(logits, draws, low_rank, state)
+        return logits
 
     def _of_steps(self, buffer: Tensor, rows: int) -> Tensor:
         return buffer[: self._most_steps * rows].view(self._most_steps, rows)

@@ -24,7 +24,7 @@ from mint.engine.kernels.rows import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
 from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size
-from mint.engine.sampler.drawing import Drawn, drawn_from, params_of, runs_of, uniforms_of
+from mint.engine.sampler.drawing import Drawn, likeliest, params_of, runs_of, uniforms_of
 from mint.engine.sampler.kernel_pass import KernelPass
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.prompt_pass import PromptPass, block_tables
@@ -32,6 +32,7 @@ from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
 from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
 from mint.engine.sampler.transfer import Fetched, to_device
+from mint.types import TopkRow
 
 # Tokens a sequence draws before the host looks at them. The next burst has begun by then: both are what a stop may
 # cost, and what a request that arrives may wait for.
@@ -76,15 +77,14 @@ class KernelRunner:
         sequences = [work.sequence for work in works]
         size = self._graphs.go_on(self._rest(works), self._slots.tables) if follows else self._load(works)
         places = [self._place_of[sequence] for sequence in sequences]
-        if not all(sequence.group.bursts for sequence in sequences):
-            logits_NV = self._graphs.logits(size)
-            return drawn_from(logits_NV.index_select(0, self._on_device(np.array(places))).float(), sequences)
         steps, ahead = max(work.steps for work in works), works[0].ahead
         uniform_SN = np.zeros((steps, size.rows), dtype=np.float32)
         uniform_SN[:, places] = _below_one(uniforms_of(sequences, steps, ahead))
-        filtered = any(sequence.group.filtered for sequence in sequences)
-        found = self._graphs.draw(size, uniform_SN, filtered)
-        return _Tokens(sequences, [work.steps for work in works], places, Fetched(*found))
+        ids_SN, logprobs_SN, logits_NV = self._graphs.draw(size, uniform_SN, self._filters(sequences))
+        fetched = Fetched(ids_SN, logprobs_SN)
+        return _Tokens(
+            sequences, [work.steps for work in works], places, fetched, self._likeliest(logits_NV, places, sequences)
+        )
 
     def _load(self, works: list[Work]) -> Size:
         """Puts the sequences into the graphs' buffers."""
@@ -151,21 +151,31 @@ class KernelRunner:
         # The samples of a group draw their first token from the same row.
         source = np.repeat(places, [len(work.draws) for work, _ in piece]).astype(np.int32)
         source_A = self._on_device(source)
-        if not all(sequence.group.bursts for sequence in sequences):
-            return drawn_from(logits_NV.index_select(0, source_A).float(), sequences)
         params = params_of(sequences)
         numbers = (params.temperature_N, params.top_p_N, params.min_p_N)
         temperature_A, top_p_A, min_p_A = (self._on_device(values.astype(np.float32)) for values in numbers)
         filters = None
-        if any(sequence.group.filtered for sequence in sequences):
+        if self._filters(sequences):
             filters = Filters(self._on_device(params.top_k_N.astype(np.int32)), top_p_A, min_p_A)
         uniform_1A = self._on_device(_below_one(params.uniform_N)[None])
         ids_1A = torch.zeros_like(uniform_1A, dtype=torch.int64)
         logprobs_1A = torch.zeros_like(uniform_1A)
         turn = torch.zeros(1, dtype=torch.int32, device=source_A.device)
         draw(logits_NV, Draws(source_A, temperature_A, uniform_1A, ids_1A, logprobs_1A, turn, filters))
-        one_each = [1] * len(sequences)
-        return _Tokens(sequences, one_each, list(range(len(sequences))), Fetched(ids_1A, logprobs_1A))
+        fetched, columns = Fetched(ids_1A, logprobs_1A), list(range(len(sequences)))
+        return _Tokens(sequences, [1] * len(columns), columns, fetched, self._likeliest(logits_NV, source, sequences))
+
+    def _filters(self, sequences: list[Sequence]) -> bool:
+        """Whether a draw goes through the filters, or for the sake of whole logits as if it did; always where no bit
+        may depend on who else is there."""
+        return self._pass.steady or not all(sequence.group.plain for sequence in sequences)
+
+    def _likeliest(
+        self, logits_NV: Tensor, rows: list[int] | np.ndarray, sequences: list[Sequence]
+    ) -> list[list[TopkRow]]:
+        if all(sequence.group.bursts for sequence in sequences):
+            return [[]] * len(sequences)
+        return likeliest(logits_NV.index_select(0, self._on_device(np.array(rows))).float(), sequences)
 
     def _logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Of rows in whole tiles, or of the first of them."""
@@ -200,11 +210,13 @@ class _Tokens:
     """...and where."""
     fetched: Fetched
     """Token ids and log-probs, [steps, columns]."""
+    topk: list[list[TopkRow]]
 
     def __iter__(self) -> Iterator[Drawn]:
         ids, logprobs = (array.T[self.columns].tolist() for array in self.fetched.arrays())
-        for sequence, steps, ids_S, logprobs_S in zip(self.sequences, self.steps, ids, logprobs, strict=True):
-            yield Drawn(sequence, ids_S[:steps], logprobs_S[:steps])
+        of_each = zip(self.sequences, self.steps, ids, logprobs, self.topk, strict=True)
+        for sequence, steps, ids_S, logprobs_S, topk in of_each:
+            yield Drawn(sequence, ids_S[:steps], logprobs_S[:steps], topk)
 
 
 def _longest(works: list[Work]) -> int:

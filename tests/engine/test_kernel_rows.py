@@ -98,7 +98,7 @@ def test_the_gate_adds_the_low_rank_parts_of_both_its_linears(steady: bool) -> N
 
 def test_the_parts_of_a_product_of_few_rows_add_up() -> None:
     torch.manual_seed(0)
-    for rows, inputs, outputs in ((16, 1000, 200), (32, 512, 70)):
+    for rows, inputs, outputs in ((16, 1000, 200), (32, 512, 70), (48, 300, 90)):
         x, weight = torch.randn(rows, inputs, device=DEVICE), torch.randn(outputs, inputs, device=DEVICE)
         assert_close(products.few_rows(x, weight).sum(0), x.double() @ weight.double().T)
 

@@ -25,7 +25,7 @@ from mint.engine.kernels.filters import Filters, filtered, ordered
 from mint.engine.kernels.overlap import follow, overlapping
 from mint.engine.kernels.rows import RANK_STEP, TILE, Adapters, adapter_at, b_step, expanded, y_step
 
-PIECE = 512
+PIECE = 256
 # A draw's statistics of a piece: peak, sum, tempered sum, place of the peak.
 _STATS = tl.constexpr(4)
 
@@ -199,7 +199,7 @@ def draw(logits_NV: Tensor, draws: Draws, low_rank: LowRank | None = None, state
     row = logits_NV.stride(0)
     _piece_kernel[(triton.cdiv(count, TILE), pieces)](
         logits_NV, row, draws.source_M, draws.temperature_M, stats, *low, count, vocabulary, pieces, **adapts,
-        TILE_ROWS=TILE, PIECE=PIECE, num_warps=8, **overlapping(device),
+        TILE_ROWS=TILE, PIECE=PIECE, num_warps=4, **overlapping(device),
     )  # fmt: skip
     found: tuple[Tensor, ...] = (stats, stats, stats, stats)
     if draws.filters is not None:

@@ -343,11 +343,6 @@ def _heads_kernel(
             tl.store(value_ptr + offset + HALF, high.to(dtype), mask=written)
 
 
-def _stages(rows: int) -> int:
-    """How far ahead a program loads: what others do meanwhile hides it as well, and needs less room."""
-    return 3 if rows < _MANY_ROWS else 1
-
-
 def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) -> Tensor:
     """x A' for the linears `first_linear`..., [splits, N, linears, rank_cap]; what lies beyond a rank, in whole steps,
     is not set."""
@@ -369,8 +364,8 @@ def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> 
     tables = adapters.tables
     _add_kernel[(rows // TILE, triton.cdiv(outputs, 128))](
         out_NO, out_NO.stride(0), y, *y.stride()[:2], adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
-        tables.linears, linear, outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4,
-        num_stages=_stages(rows), **overlapping(out_NO.device),
+        tables.linears, linear, outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4, num_stages=1,
+        **overlapping(out_NO.device),
     )  # fmt: skip
 
 
@@ -383,13 +378,13 @@ def add_and_norm(
     out_NH = torch.empty_like(residual_NH)
     delta, y, linear = (residual_NH[None], residual_NH[None], 0) if product is None else _parts(product)
     width_up = triton.next_power_of_2(width)
-    height = 1 if adapters.few(rows) else 2 if rows < 4 * _MANY_ROWS else 4
+    height = 1 if adapters.few(rows) or rows <= 2 * _MANY_ROWS else 4
     # No more of B than registers hold.
     step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
     _norm_kernel[(rows // height,)](
         residual_NH, delta, *delta.stride()[:2], y, *y.stride()[:2], weight_H, out_NH, adapters.slot_of_tile, tables.b,
         tables.rank, tables.scale, tables.linears, linear, width, eps, ADDS=product is not None, PARTS=len(delta),
-        SPLITS=len(y), WIDTH=width_up, STEP=step, ROWS=height, TILE_ROWS=TILE, num_warps=4, num_stages=_stages(rows),
+        SPLITS=len(y), WIDTH=width_up, STEP=step, ROWS=height, TILE_ROWS=TILE, num_warps=4, num_stages=1,
         **overlapping(out_NH.device),
     )  # fmt: skip
     return out_NH
@@ -400,10 +395,11 @@ def gate(product: Product, adapters: Adapters) -> Tensor:
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     tables = adapters.tables
     out_NI = torch.empty(rows, width, dtype=adapters.dtype, device=gate_up.device)
-    _gate_kernel[(rows // TILE, triton.cdiv(width, 128))](
+    columns, warps = (64, 4) if rows < _MANY_ROWS else (128, 2)
+    _gate_kernel[(rows // TILE, triton.cdiv(width, columns))](
         gate_up, *gate_up.stride()[:2], y, *y.stride()[:3], out_NI, adapters.slot_of_tile, tables.b, tables.rank,
-        tables.scale, tables.linears, first_linear, width, PARTS=len(gate_up), SPLITS=len(y), COLUMNS=128,
-        TILE_ROWS=TILE, num_warps=4, num_stages=_stages(rows), **overlapping(out_NI.device),
+        tables.scale, tables.linears, first_linear, width, PARTS=len(gate_up), SPLITS=len(y), COLUMNS=columns,
+        TILE_ROWS=TILE, num_warps=warps, num_stages=1, **overlapping(out_NI.device),
     )  # fmt: skip
     return out_NI
 
@@ -426,7 +422,7 @@ def heads(
     )  # fmt: skip
     _heads_kernel[(rows // TILE, query_heads + 2 * kv_heads)](
         *arguments, NORMS=norm_HD is not None, PARTS=len(qkv), SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE,
-        num_warps=4, num_stages=_stages(rows), **overlapping(q_NHD.device),
+        num_warps=4, num_stages=1, **overlapping(q_NHD.device),
     )  # fmt: skip
     return q_NHD
 

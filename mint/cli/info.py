@@ -54,7 +54,7 @@ def _facts() -> dict[str, Any]:
         "cores": cores,
         "memory": f"{memory:.1f} GiB" if memory else "unknown",
         "device": _device(),
-        "sampling on the CPU": library().reason,
+        "sampling and training on the CPU": library().reason,
         "data": str(data_home()),
         "server": ClientConfig.resolve().base_url or "none set: each command starts its own on this machine",
     }

@@ -92,6 +92,7 @@ def trainers_truth(saved: Checkpoint, base: Path, device: Device, dtype: torch.d
         for path, (down, up) in saved.weights.items():
             linear = model.linears[path]
             linear.weight = nn.Parameter(merged(linear.weight, saved.scale, (down, up)).to(dtype).float(), False)
+        model.weights_changed()
         rounded = _logprobs(model, None, tokens)
     texts = [tokenizer.encode(text) for text in PROBE_TEXTS] if tokenizer is not None else []
     return Truth(tokens, logprobs, rounded, texts, list(model.linears))

@@ -28,6 +28,8 @@ from mint.engine.hub import find_folder
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
 from mint.engine.native.library import prepare
+from mint.engine.native.training import NativeTraining
+from mint.engine.native.weights import PackedWeights
 from mint.engine.shared_attention import FlashLayout, TreeAttention
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
@@ -86,7 +88,7 @@ class BaseModel:
         """A bundled model (`mint/tiny`), a local folder, or a Hub id from the cache or, if need be, the network."""
         device = device or pick_device()
         if device.torch_device.type == "cpu" and device.dtype == torch.float32:
-            prepare()  # the sampler's native code, compiled meanwhile if need be
+            prepare()  # the native code, compiled meanwhile if need be
         folder = find_folder(name)
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
@@ -131,7 +133,9 @@ class BaseModel:
 
     @property
     def trains_side_by_side(self) -> bool:
-        """Whether several passes of `hidden_of_tree` may be under way at once: modules know one pass at a time."""
+        """Whether several training passes may be under way at once: modules know one pass at a time."""
+        if self.native_training is not None:
+            return True
         fused = self._fused
         return self.device.type == "cpu" and fused is not None and fused.fixed_rotary and not fused.flash
 
@@ -154,6 +158,20 @@ class BaseModel:
         """The layers with fused projections, for the families that have them."""
         self.use_threads()
         return FusedDecoder.of(self, self._module)
+
+    @cached_property
+    def packed(self) -> PackedWeights | None:
+        """The weights as native code reads them; None where sampling and training go through torch."""
+        return PackedWeights.of(self)
+
+    @cached_property
+    def native_training(self) -> NativeTraining | None:
+        return None if self.packed is None else NativeTraining(self.packed)
+
+    def weights_changed(self) -> None:
+        """To be told by whoever gives a linear another weight: copies of the old one are forgotten."""
+        for name in ("fused", "packed", "native_training"):
+            self.__dict__.pop(name, None)
 
     def new_adapter(self, config: LoraConfig) -> Adapter:
         return Adapter.create(self.facts.name, self.linears, config)

@@ -65,9 +65,7 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
     on_gpu = model.device.type == "cuda"
     before = used_memory(model.device) if on_gpu else 0
     with torch.set_grad_enabled(work.backward):
-        layout = batch.layout or batch.tree
-        hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, layout, adapter, work.lean)
-        logprobs_S = target_logprobs(model, adapter, hidden_TM, batch.targets, options.get("temperature", 1.0))
+        logprobs_S = _logprobs(model, adapter, batch, work, options.get("temperature", 1.0))
         tokens = batch.loss_tokens(logprobs_S)
         terms = work.loss(tokens, options)
         loss_C = batch.weights_C * terms.loss
@@ -79,6 +77,14 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
         gradients_P = torch.cat([gradient.reshape(-1) for gradient in found])
     figures = _figures(batch, logprobs_S, tokens, terms, loss_C)
     return Pass(logprobs_S.detach(), tokens.p.detach(), loss_C.detach(), figures, gradients_P, kept)
+
+
+def _logprobs(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work, temperature: float) -> Tensor:
+    if model.native_training is not None:
+        return model.native_training.logprobs(adapter, batch, temperature, work.backward, work.lean)
+    layout = batch.layout or batch.tree
+    hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, layout, adapter, work.lean)
+    return target_logprobs(model, adapter, hidden_TM, batch.targets, temperature)
 
 
 @torch.no_grad()

@@ -101,6 +101,8 @@ class Samplers:
         self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
+        self._used: dict[str, set[str]] = {}
+        """Ids of the sampling sessions that a session has had, so that a new one need not be looked for."""
         self._awaited: defaultdict[str, set[asyncio.Future[SampleResponse]]] = defaultdict(set)
         """Samples that a connection waits for, by owner."""
 
@@ -124,15 +126,21 @@ class Samplers:
 
     def new_id(self, session: Session, number: int) -> str:
         sampler_id = f"{session.id}:sample:{number}"
-        if self._store.get(SamplerRow, sampler_id) is not None:
+        if sampler_id in self._used_in(session.id):
             raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
         return sampler_id
+
+    def _used_in(self, session_id: str) -> set[str]:
+        if session_id not in self._used:
+            self._used[session_id] = set(self.of_session(session_id))
+        return self._used[session_id]
 
     def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
         """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
         policy = self._snapshot(sampler_id, facts.name, run)
         policy.facts, policy.generation = facts, self._backend.generation
-        if (row := self._store.get(SamplerRow, sampler_id)) is not None:
+        used = sampler_id in self._used_in(session.id)
+        if used and (row := self._store.get(SamplerRow, sampler_id)) is not None:
             self._live[sampler_id] = Sampler(row, policy)
             return self._live[sampler_id]
         return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
@@ -158,6 +166,7 @@ class Samplers:
             if not (policy.ephemeral and is_full(error)):
                 raise
             log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
+        self._used_in(session.id).add(sampler_id)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 
@@ -308,6 +317,8 @@ class Samplers:
 
     def end_sessions(self, session_ids: Iterable[str]) -> None:
         ended = set(session_ids)
+        for session_id in ended:
+            self._used.pop(session_id, None)
         for sampler in [s for s in self._live.values() if s.row.session_id in ended]:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:

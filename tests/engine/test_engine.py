@@ -15,6 +15,7 @@ import torch
 import mint.engine.engine as engine_module
 from mint.engine.engine import Engine, Runtime
 from mint.engine.lanes import Lanes, Task
+from mint.engine.native.training import NativeTraining
 from mint.engine.process import make_engine
 from mint.errors import BadRequest, Internal, NotFound
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampledSequence, SampleRequest, SamplingParams
@@ -206,6 +207,7 @@ def test_a_fault_inside_becomes_one_line_and_the_engine_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(runtime(engine).model, "hidden", broken)
         patch.setattr(runtime(engine).model, "hidden_of_tree", broken)
+        patch.setattr(NativeTraining, "logprobs", broken)
         patch.setattr(runtime(engine).sampler.runner, "run", broken)
         for future in (engine.forward("a", [datum(PROMPT)], "cross_entropy", {}), engine.sample("base", ask(n=3))):
             with pytest.raises(Internal, match=message) as caught:

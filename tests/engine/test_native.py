@@ -19,7 +19,7 @@ from mint.engine.attention import PackedAttention
 from mint.engine.device import Device
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
-from mint.engine.native import library
+from mint.engine.native import library, weights
 from mint.engine.native.decoder import NativeDecoder, TokenRows
 from mint.engine.sampler import runners
 from mint.engine.sampler.native_reader import NativeReader, NativeStore
@@ -35,16 +35,15 @@ BLOCK = 4
 
 
 def native(model: BaseModel) -> NativeDecoder:
-    functions = library.library().functions
-    assert functions is not None and model.fused is not None
-    return NativeDecoder(functions, model.fused, BLOCK)
+    assert model.packed is not None
+    return NativeDecoder(model.packed, BLOCK)
 
 
 def with_cache(model: BaseModel, blocks: int = 64) -> NativeDecoder:
     decoder = native(model)
     store = NativeStore(model, BLOCK, decoder)
     store.grow(blocks)
-    decoder._held.append(store)
+    decoder.store = store  # type: ignore[attr-defined]  # it lives as long as the decoder
     return decoder
 
 
@@ -268,21 +267,24 @@ def test_an_adapter_that_is_forgotten_leaves_nothing_behind(tiny_model: Callable
 # ------------------------------------------------------------------------------------------------ who gets it
 
 
+def goes_through_torch(model: BaseModel) -> bool:
+    return isinstance(runners.reader_for(model, 16), TorchReader) and model.native_training is None
+
+
 def test_other_families_number_formats_and_machines_go_through_torch(
     tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves = BaseModel.load(str(tiny_folder("llama")), Device(torch.device("cpu"), torch.bfloat16, "asked for"))
-    assert isinstance(runners.reader_for(tiny_model("gemma3"), 16), TorchReader)
-    assert isinstance(runners.reader_for(halves, 16), TorchReader)
-    monkeypatch.setattr(runners, "library", lambda: library.Library(None, "no compiler"))
-    assert isinstance(runners.reader_for(tiny_model("llama"), 16), TorchReader)
+    assert goes_through_torch(tiny_model("gemma3")) and goes_through_torch(halves)
+    monkeypatch.setattr(weights, "library", lambda: library.Library(None, "no compiler"))
+    assert goes_through_torch(BaseModel.load(str(tiny_folder("llama"))))
 
 
 def test_a_model_too_large_to_be_held_twice_goes_through_torch(
-    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mint.engine.native.decoder.MOST_BYTES", 1000)
-    assert isinstance(runners.reader_for(tiny_model("llama"), 16), TorchReader)
+    monkeypatch.setattr(weights, "MOST_BYTES", 1000)
+    assert goes_through_torch(BaseModel.load(str(tiny_folder("llama"))))
 
 
 @pytest.mark.parametrize("failure", ["no compiler", "no folder", "no home", "bad source"])
@@ -302,7 +304,7 @@ def test_without_a_library_it_says_why(
         monkeypatch.setattr(library, "SOURCES", tmp_path)
     found = library._find()
     assert found.functions is None and "could not be made" in found.reason
-    assert "sampling goes through torch" in caplog.text
+    assert "sampling and training go through torch" in caplog.text
 
 
 @needs_compiler

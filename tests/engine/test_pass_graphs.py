@@ -78,6 +78,7 @@ def on_a_gpu(model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model trains as it would there: filled, and through recordings."""
     monkeypatch.setattr(layers, "flash_attention", dense_attention)
     monkeypatch.setattr(layers, "compiled", lambda function: function)
+    monkeypatch.setattr(model, "native_training", None)
     monkeypatch.setattr(memory, "free_memory", lambda device: PLENTY)
     monkeypatch.setattr(model, "_fused", FusedLayers.of(model._decoder, model.windows, flash=True))
     assert model.trains_filled and model.trains_recorded

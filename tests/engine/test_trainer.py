@@ -167,7 +167,7 @@ def test_chunked_log_probs_equal_a_plain_log_softmax_forward_and_backward(
 def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembedding_where_it_has_one(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch, unembed: bool
 ) -> None:
-    model = tiny_model("llama")
+    model = tiny_model("gemma3")
     adapter = model.new_adapter(LoraConfig(rank=2, seed=0, train_unembed=unembed))
     rows: list[int] = []
     original = chunked._Head.products

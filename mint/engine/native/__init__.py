@@ -1,1 +1,1 @@
-"""The decoder's pass in native code, for sampling on a CPU: `NativeDecoder`, or None where there is no compiler."""
+"""The decoder's passes in native code, for sampling and training on a CPU, where there is a compiler."""

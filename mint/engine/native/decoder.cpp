@@ -8,39 +8,11 @@
 
 #include "attention.h"
 #include "draw.h"
-#include "matrix.h"
 #include "pool.h"
+#include "projection.h"
+#include "rows.h"
 
 namespace {
-
-struct Matrix {
-    const float* packed;
-    const float* bias;
-    int64_t outputs, inputs;
-};
-
-struct Layer {
-    const float *input_norm, *head_norm, *mlp_norm;
-    Matrix qkv, out, gate_up, down;
-    int64_t window;  // 0: none
-    float *keys, *values;
-};
-
-struct Decoder {
-    int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
-    float eps, scale;
-    const float *embedding, *final_norm, *cosine, *sine;
-    Layer* layers;
-    Matrix unembedding;
-};
-
-// An adapter's part of one projection: all of its linears' A below each other, and their B in the panels of the
-// projection's outputs. A panel's inputs are those of the linears whose outputs it holds: from..to of `ranges`.
-struct LowRank {
-    const float *down, *up;
-    const int64_t* ranges;
-    int64_t rank;
-};
 
 // Rows that stand next to each other and have one adapter: its LowRanks, four a layer and the unembedding's; or none.
 struct Run {
@@ -58,8 +30,6 @@ struct Batch {
     int64_t num_runs;
     int64_t threads;
 };
-
-enum Projection { QKV, OUT, GATE_UP, DOWN };
 
 constexpr int64_t ROW_PIECE = 8;       // rows of one piece of row-wise work
 constexpr int64_t ROW_BLOCK = 96;      // rows of one piece of a product: their inputs stay in the nearest caches
@@ -87,32 +57,6 @@ struct Buffer {
 struct Workspace {
     Buffer x, normed, low, qkv, seen, gate_up, gated;
 };
-
-void norm(const float* x, const float* weight, int64_t width, float eps, float* out) {
-    Vector squares = {};
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
-    float rest = 0.0f;
-    for (; i < width; i++) rest += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt((sum_of(squares) + rest) / float(width) + eps);
-    for (i = 0; i < width; i++) out[i] = x[i] * factor * weight[i];
-}
-
-void turn(float* x, const float* cosine, const float* sine, int64_t head_dim) {
-    const int64_t half = head_dim / 2;
-    for (int64_t d = 0; d < half; d++) {
-        const float low = x[d], high = x[d + half];
-        x[d] = low * cosine[d] - high * sine[d];
-        x[d + half] = high * cosine[d + half] + low * sine[d + half];
-    }
-}
-
-void gate(const float* gate_up, int64_t width, float* out) {
-    const auto silu = [](Vector x) { return x / (1.0f + exponential(-x)); };
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) store(out + i, silu(load(gate_up + i)) * load(gate_up + width + i));
-    for (; i < width; i++) out[i] = silu(splat(gate_up[i]))[0] * gate_up[width + i];
-}
 
 class Pass {
 public:
@@ -210,15 +154,8 @@ private:
         step_.share(pieces, rows_ * most * inputs >= SHARED_WORK / 4, [&](int64_t piece) {
             const int64_t first = piece * (ROW_BLOCK / 4), rows = std::min(ROW_BLOCK / 4, rows_ - first);
             by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
-                const LowRank& low = adapter[projection];
-                for (int64_t panel = 0; panel < panels_of(low.rank); panel++) {
-                    const int64_t column = panel * PANEL;
-                    const Rows from{x.start + row * x.stride, x.stride};
-                    const float* weight = low.down + column * inputs;
-                    float* to = space_.low.row(row) + column;
-                    const int64_t columns = std::min(PANEL, low.rank - column);
-                    product(from, count, weight, inputs, nullptr, to, space_.low.width, false, columns);
-                }
+                const Rows from{x.start + row * x.stride, x.stride};
+                ::reduce(adapter[projection], from, count, inputs, space_.low.row(row), space_.low.width);
             });
         });
     }
@@ -226,22 +163,11 @@ private:
     void project_panel(
         const Matrix& matrix, int64_t projection, int64_t panel, Rows x, int64_t first, int64_t rows, float* out, bool add
     ) {
-        const int64_t column = panel * PANEL, columns = std::min(PANEL, matrix.outputs - column), stride = matrix.outputs;
-        const float* bias = matrix.bias ? matrix.bias + column : nullptr;
         const Rows from{x.start + first * x.stride, x.stride};
-        product(
-            from, rows, matrix.packed + column * matrix.inputs, matrix.inputs, bias, out + first * stride + column, stride,
-            add, columns
-        );
+        ::project_panel(matrix, panel, from, rows, out + first * matrix.outputs, add);
         by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
-            const LowRank& low = adapter[projection];
-            if (low.rank == 0) return;
-            const int64_t start = low.ranges[2 * panel], stop = low.ranges[2 * panel + 1];
-            if (start == stop) return;
-            const int64_t width = vectors_of(columns) * LANES;
-            const Rows reduced{space_.low.row(row) + start, space_.low.width};
-            const float* weight = low.up + column * low.rank + start * width;
-            product(reduced, count, weight, stop - start, nullptr, out + row * stride + column, stride, true, columns);
+            const Rows reduced{space_.low.row(row), space_.low.width};
+            widen(adapter[projection], panel, reduced, count, out + row * matrix.outputs, matrix.outputs);
         });
     }
 

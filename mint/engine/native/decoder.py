@@ -1,14 +1,10 @@
-"""`NativeDecoder`: a `FusedDecoder`'s weights, packed, and its passes in native code.
-
-Holds a second copy of the weights, in the order the products read them; so models larger than MOST_BYTES stay with
-torch. An adapter's matrices are packed when it is first met.
+"""`NativeDecoder`: the passes of sampling in native code. An adapter's matrices are packed when it is first met.
 
 Shapes: T rows, N rows that want logits, H hidden size, V vocabulary, O outputs and I inputs of a projection, R rank.
 """
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import FusedDecoder, Projection, joined
+from mint.engine.fused import joined
 from mint.engine.lora import Adapter, Rows
 from mint.engine.native import structures
 from mint.engine.native.structures import address
-
-# Of packed weights. A machine that runs a larger model in float32 has better use for its memory.
-MOST_BYTES = 4 * 2**30
+from mint.engine.native.weights import PackedLowRank, PackedWeights
 
 
 @dataclass(frozen=True)
@@ -38,43 +32,12 @@ class TokenRows:
 
 
 class NativeDecoder:
-    def __init__(self, functions: ctypes.CDLL, fused: FusedDecoder, block_size: int) -> None:
-        self._functions = structures.declare(functions)
-        self._fused = fused
+    def __init__(self, weights: PackedWeights, block_size: int) -> None:
+        self._weights, self._functions = weights, weights.functions
         self.lanes: int = self._functions.mint_lanes()
-        self._held: list[Any] = []  # what the structures point to
-        self._layers = (structures.Layer * len(fused.layers))()
-        for layer, native in zip(fused.layers, self._layers, strict=True):
-            native.input_norm = self._hold(layer.input_norm)
-            native.head_norm = self._hold(layer.head_norm)
-            native.mlp_norm = self._hold(layer.mlp_norm)
-            native.qkv, native.out, native.gate_up, native.down = map(self._packed, layer.projections)
-            native.window = layer.window or 0
-        self._decoder = structures.Decoder(
-            num_layers=len(fused.layers),
-            hidden=fused.embedding.shape[1],
-            heads=fused.num_heads,
-            kv_heads=fused.num_kv_heads,
-            head_dim=fused.head_dim,
-            intermediate=fused.layers[0].down.weight_OI.shape[1],
-            block_size=block_size,
-            eps=fused.eps,
-            scale=fused.scale,
-            embedding=self._hold(fused.embedding),
-            final_norm=self._hold(fused.final_norm),
-            cosine=self._hold(fused.cos_PD),
-            sine=self._hold(fused.sin_PD),
-            layers=self._layers,
-            unembedding=self._packed(fused.unembedding),
-        )
+        self._layers = weights.layers()
+        self._decoder = weights.decoder(self._layers, block_size)
         self._adapters: WeakKeyDictionary[Adapter, _PackedAdapter] = WeakKeyDictionary()
-
-    @staticmethod
-    def serves(fused: FusedDecoder) -> bool:
-        """Whether this model is one for it."""
-        weights = [p.weight_OI for layer in fused.layers for p in layer.projections] + [fused.unembedding.weight_OI]
-        held = sum(weight.nbytes for weight in weights)
-        return all(weight.dtype == torch.float32 for weight in weights) and held <= MOST_BYTES
 
     def use_cache(self, keys: list[Tensor], values: list[Tensor]) -> None:
         """Where the blocks of each layer are from now on; the caller holds them."""
@@ -125,17 +88,6 @@ class NativeDecoder:
         )  # fmt: skip
         return token_N, logprob_N
 
-    def _hold(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        self._held.append(tensor.detach().contiguous())
-        return address(self._held[-1])
-
-    def _packed(self, projection: Projection) -> structures.Matrix:
-        outputs, inputs = projection.weight_OI.shape
-        packed = _pack(self._functions, projection.weight_OI)
-        return structures.Matrix(self._hold(packed), self._hold(projection.bias_O), outputs, inputs)
-
     def _runs(self, rows: Rows) -> Any:
         runs = (structures.Run * len(rows))()
         for run, (adapter, count) in zip(runs, rows, strict=True):
@@ -146,33 +98,18 @@ class NativeDecoder:
 
     def _adapter(self, adapter: Adapter) -> _PackedAdapter:
         if adapter not in self._adapters:
-            self._adapters[adapter] = _PackedAdapter(self._functions, self._fused, adapter)
+            self._adapters[adapter] = _PackedAdapter(self._weights, adapter)
         return self._adapters[adapter]
 
 
 class _PackedAdapter:
     """One adapter's part of every projection: `parts`, and what they point to."""
 
-    def __init__(self, functions: ctypes.CDLL, fused: FusedDecoder, adapter: Adapter) -> None:
-        projections = [p for layer in fused.layers for p in layer.projections] + [fused.unembedding]
+    def __init__(self, weights: PackedWeights, adapter: Adapter) -> None:
+        projections = weights.projections
         self.parts = (structures.LowRank * len(projections))()
-        self._held: list[Tensor] = []
-        for part, projection in zip(self.parts, projections, strict=True):
+        self._held: list[PackedLowRank] = []
+        for number, projection in enumerate(projections):
             if (pair := joined(adapter, projection)) is not None:
-                self._pack(functions, part, *pair)
-
-    def _pack(self, functions: ctypes.CDLL, part: structures.LowRank, down_RI: Tensor, up_RO: Tensor) -> None:
-        rank, outputs = up_RO.shape
-        down = _pack(functions, down_RI)
-        up = torch.empty(functions.mint_padded(outputs) * rank)
-        ranges = torch.empty(2 * -(-outputs // functions.mint_lanes()), dtype=torch.int64)
-        functions.mint_pack_up(address(up_RO), rank, outputs, address(up), address(ranges))
-        part.down, part.up, part.ranges, part.rank = address(down), address(up), address(ranges), rank
-        self._held += [down, up, ranges]
-
-
-def _pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
-    outputs, inputs = weight_OI.shape
-    plain, packed = weight_OI.detach().contiguous(), torch.empty(functions.mint_padded(outputs) * inputs)
-    functions.mint_pack(address(plain), outputs, inputs, address(packed))
-    return packed
+                self._held.append(PackedLowRank(weights.functions, *pair))
+                self.parts[number] = self._held[-1].structure

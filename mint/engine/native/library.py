@@ -3,7 +3,7 @@
 Compiled at first use rather than at installation, because that is one way for wheels, editable installs and plain
 source trees alike, and code for the very processor it runs on needs no variants. It takes a few seconds once, in the
 background while the model is loading; later processes find it in `~/.cache/mint/native` under a name made of its source
-and of the processor. Where there is no compiler, or no folder to write to, sampling goes through torch.
+and of the processor. Where there is no compiler, or no folder to write to, sampling and training go through torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import subprocess
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: sums keep their order and what is not a number stays so.
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-pthread")
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +53,15 @@ def library() -> Library:
 def _find() -> Library:
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = home / "mint" / "native" / f"decoder-{_fingerprint()}.so"
+        path = home / "mint" / "native" / f"native-{_fingerprint()}.so"
         if not path.exists():
             compile_to(path)
         return Library(ctypes.CDLL(str(path)), f"native code for this processor ({path})")
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
         output = getattr(error, "stderr", None)
-        log.warning("sampling goes through torch: no native code (%s)%s", error, f"\n{output}" if output else "")
+        log.warning(
+            "sampling and training go through torch: no native code (%s)%s", error, f"\n{output}" if output else ""
+        )
         return Library(None, f"torch, as native code could not be made ({error})")
 
 
@@ -71,9 +73,17 @@ def compile_to(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *FLAGS, str(SOURCES / "decoder.cpp"), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [str(made.with_name(f"{source.stem}.o")) for source in sources]
+        steps = [["-c", str(source), "-o", object] for source, object in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(max_workers=len(steps)) as at_once:
+            list(at_once.map(partial(_compile, compiler), steps))
+        _compile(compiler, ["-shared", *objects, "-o", str(made)])
         os.replace(made, path)
+
+
+def _compile(compiler: str, arguments: list[str]) -> None:
+    subprocess.run([compiler, *FLAGS, *arguments], check=True, capture_output=True, text=True, timeout=300)
 
 
 def _fingerprint() -> str:

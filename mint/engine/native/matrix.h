@@ -11,7 +11,15 @@
 #include "vectors.h"
 
 constexpr int64_t PANEL = PANEL_VECTORS * LANES;
-constexpr int TILE_ROWS = 6;
+
+// Rows of a product at a time: as many sums as there are registers for, which hide the latency of each.
+constexpr int tile_rows(int vectors) {
+#if defined(__AVX512F__)
+    return vectors == 4 ? 6 : vectors == 3 ? 8 : 12;
+#else
+    return vectors == 1 ? 12 : 6;
+#endif
+}
 
 // Inputs that are summed in one go. A long sum rounds less in pieces; with these it rounds as MKL does, which the
 // trainer uses, so that the two agree as closely as they can.
@@ -34,16 +42,16 @@ struct Rows {
 
 template <int ROWS, int VECTORS>
 inline void tile(
-    Rows x, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add, int64_t columns
+    Rows x, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    int64_t out_stride, bool add, int64_t columns
 ) {
     Vector total[ROWS][VECTORS];
-    const int64_t piece = piece_of(inputs);
     for (int64_t start = 0; start < inputs; start += piece) {
         const int64_t stop = std::min(inputs, start + piece);
         Vector sum[ROWS][VECTORS] = {};
         for (int64_t i = start; i < stop; i++) {
             Vector weight[VECTORS];
-            UNROLLED for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + (i * VECTORS + v) * LANES);
+            UNROLLED for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + i * step + v * LANES);
             UNROLLED for (int r = 0; r < ROWS; r++) {
                 const Vector input = splat(x.start[r * x.stride + i]);
                 UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
@@ -74,38 +82,99 @@ inline void tile(
 
 template <int VECTORS>
 inline void panel_product(
-    Rows x, int64_t rows, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
-    int64_t columns
+    Rows x, int64_t rows, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    int64_t out_stride, bool add, int64_t columns
 ) {
+    constexpr int MOST = tile_rows(VECTORS);
     int64_t row = 0;
-    const auto piece = [&](auto count) {
+    const auto some = [&](auto count) {
         constexpr int ROWS = decltype(count)::value;
         const Rows here{x.start + row * x.stride, x.stride};
-        tile<ROWS, VECTORS>(here, panel, inputs, bias, out + row * out_stride, out_stride, add, columns);
+        tile<ROWS, VECTORS>(here, panel, step, inputs, piece, bias, out + row * out_stride, out_stride, add, columns);
         row += ROWS;
     };
-    while (rows - row >= TILE_ROWS) piece(std::integral_constant<int, TILE_ROWS>{});
+    while (rows - row >= MOST) some(std::integral_constant<int, MOST>{});
+    if (rows - row >= 6) some(std::integral_constant<int, 6>{});
     switch (rows - row) {
-        case 5: piece(std::integral_constant<int, 5>{}); break;
-        case 4: piece(std::integral_constant<int, 4>{}); break;
-        case 3: piece(std::integral_constant<int, 3>{}); break;
-        case 2: piece(std::integral_constant<int, 2>{}); break;
-        case 1: piece(std::integral_constant<int, 1>{}); break;
+        case 5: some(std::integral_constant<int, 5>{}); break;
+        case 4: some(std::integral_constant<int, 4>{}); break;
+        case 3: some(std::integral_constant<int, 3>{}); break;
+        case 2: some(std::integral_constant<int, 2>{}); break;
+        case 1: some(std::integral_constant<int, 1>{}); break;
     }
 }
 
-// Columns first..first+columns-1 (at most PANEL) of the rows times the panel: out = x W (+ bias) (+ out).
+// The rows times the first `columns` (at most PANEL) of a panel: out = x W (+ bias) (+ out). `step`: floats from one
+// input's weights to the next one's, as many as the columns fill unless told otherwise; `piece`: inputs summed in one go.
 inline void product(
     Rows x, int64_t rows, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
-    int64_t columns
+    int64_t columns, int64_t step = 0, int64_t piece = 0
 ) {
+    if (step == 0) step = padded_outputs(columns);
+    if (piece == 0) piece = piece_of(inputs);
     switch (vectors_of(columns)) {
-        case 1: panel_product<1>(x, rows, panel, inputs, bias, out, out_stride, add, columns); break;
-        case 2: panel_product<2>(x, rows, panel, inputs, bias, out, out_stride, add, columns); break;
+        case 1: panel_product<1>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
+        case 2: panel_product<2>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
 #if defined(__AVX512F__)
-        case 3: panel_product<3>(x, rows, panel, inputs, bias, out, out_stride, add, columns); break;
-        case 4: panel_product<4>(x, rows, panel, inputs, bias, out, out_stride, add, columns); break;
+        case 3: panel_product<3>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
+        case 4: panel_product<4>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
 #endif
+    }
+}
+
+template <int ROWS, int VECTORS>
+inline void outer_tile(Rows left, Rows right, int64_t count, float* out, int64_t out_stride, int64_t columns) {
+    Vector sum[ROWS][VECTORS] = {};
+    for (int64_t n = 0; n < count; n++) {
+        Vector weight[VECTORS];
+        UNROLLED for (int v = 0; v < VECTORS; v++) weight[v] = load(right.start + n * right.stride + v * LANES);
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            const Vector input = splat(left.start[n * left.stride + r]);
+            UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        for (int v = 0; v < VECTORS; v++) {
+            float* place = out + r * out_stride + v * LANES;
+            const int64_t here = columns - v * LANES;
+            store(place, load(place, here) + sum[r][v], here);
+        }
+    }
+}
+
+template <int VECTORS>
+inline void outer_panel(
+    Rows left, int64_t left_columns, Rows right, int64_t count, float* out, int64_t out_stride, int64_t columns
+) {
+    constexpr int MOST = tile_rows(VECTORS);
+    int64_t row = 0;
+    const auto piece = [&](auto rows) {
+        constexpr int ROWS = decltype(rows)::value;
+        const Rows here{left.start + row, left.stride};
+        outer_tile<ROWS, VECTORS>(here, right, count, out + row * out_stride, out_stride, columns);
+        row += ROWS;
+    };
+    while (left_columns - row >= MOST) piece(std::integral_constant<int, MOST>{});
+    while (left_columns - row >= 4) piece(std::integral_constant<int, 4>{});
+    while (left_columns - row >= 1) piece(std::integral_constant<int, 1>{});
+}
+
+// out += left^T right over `count` rows of each; each output is summed over the rows in order. Reads whole vectors of
+// `right`, so up to a vector beyond its last number.
+inline void outer(
+    Rows left, int64_t left_columns, Rows right, int64_t right_columns, int64_t count, float* out, int64_t out_stride
+) {
+    for (int64_t first = 0; first < right_columns; first += PANEL) {
+        const Rows from{right.start + first, right.stride};
+        const int64_t columns = std::min(PANEL, right_columns - first);
+        switch (vectors_of(columns)) {
+            case 1: outer_panel<1>(left, left_columns, from, count, out + first, out_stride, columns); break;
+            case 2: outer_panel<2>(left, left_columns, from, count, out + first, out_stride, columns); break;
+#if defined(__AVX512F__)
+            case 3: outer_panel<3>(left, left_columns, from, count, out + first, out_stride, columns); break;
+            case 4: outer_panel<4>(left, left_columns, from, count, out + first, out_stride, columns); break;
+#endif
+        }
     }
 }
 

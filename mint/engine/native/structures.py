@@ -1,4 +1,5 @@
-"""What is handed to the native decoder: the structures of `decoder.cpp`, field by field, and its functions' types."""
+"""What is handed to native code: the structures of `model.h`, `decoder.cpp` and `training.cpp`, field by field, and the
+functions' types."""
 
 from __future__ import annotations
 
@@ -70,6 +71,43 @@ class Batch(Structure):
     )
 
 
+class TrainedLowRank(Structure):
+    _fields_ = (
+        ("forward", LowRank),
+        ("back_up", c_void_p),
+        ("back_down", c_void_p),
+        ("parts", c_void_p),
+        ("num_parts", c_int64),
+        ("grad_down", c_void_p),
+        ("grad_up", c_void_p),
+    )
+
+
+class Model(Structure):
+    _fields_ = (("decoder", POINTER(Decoder)), ("back", POINTER(Matrix)), ("unembedding_VH", c_void_p))
+
+
+class MicroBatch(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("num_nodes", c_int64),
+        ("lengths", c_void_p),
+        ("parents", c_void_p),
+        ("num_cells", c_int64),
+        ("live", c_int64),
+        ("order", c_void_p),
+        ("places", c_void_p),
+        ("targets", c_void_p),
+        ("temperature", c_float),
+        ("adapter", POINTER(TrainedLowRank)),
+        ("keep", c_int64),
+        ("lean", c_int64),
+        ("memory", c_void_p),
+    )
+
+
 def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
     """The functions with their types: a pointer taken for an int would lose half of itself."""
     signatures = {
@@ -80,6 +118,14 @@ def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
         "mint_hidden": ([POINTER(Decoder), POINTER(Batch), c_void_p], None),
         "mint_logits": ([POINTER(Decoder), c_void_p, c_int64, POINTER(Run), c_int64, c_int64, c_void_p], None),
         "mint_draw": ([c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
+        "mint_pack_back": ([c_void_p, c_int64, c_int64, c_void_p], None),
+        "mint_pack_low_rank_back": (
+            [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+            None,
+        ),
+        "mint_training_memory": ([POINTER(Model), POINTER(MicroBatch)], c_int64),
+        "mint_training_forward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),
+        "mint_training_backward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(functions, name)

@@ -36,6 +36,16 @@ inline Vector load(const float* from) {
 
 inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }
 
+// The first `count` lanes; the others are 0.
+inline Vector load(const float* from, int64_t count) {
+    if (count >= LANES) return load(from);
+    Vector x = {};
+    std::memcpy(&x, from, count * sizeof(float));
+    return x;
+}
+
+inline void store(float* to, Vector x, int64_t count) { std::memcpy(to, &x, std::min<int64_t>(count, LANES) * sizeof(float)); }
+
 inline Vector splat(float x) { return x - Vector{}; }
 
 inline Vector lane_numbers() {

@@ -12,7 +12,6 @@ import torch
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.native.decoder import NativeDecoder
-from mint.engine.native.library import library
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.native_reader import NativeReader
 from mint.engine.sampler.paged import Blocks
@@ -56,8 +55,6 @@ def runner_for(model: BaseModel, block_size: int) -> PlanRunner:
 
 
 def reader_for(model: BaseModel, block_size: int) -> Reader:
-    if model.device.type == "cpu" and model.fused is not None and NativeDecoder.serves(model.fused):
-        functions = library().functions
-        if functions is not None:
-            return NativeReader(model, NativeDecoder(functions, model.fused, block_size), block_size)
+    if model.packed is not None:
+        return NativeReader(model, NativeDecoder(model.packed, block_size), block_size)
     return TorchReader(model, block_size)

@@ -1,0 +1,34 @@
+// A projection and what an adapter adds to it: x W + bias + up(down x), panel by panel.
+#pragma once
+
+#include "matrix.h"
+#include "model.h"
+
+// The rows through an adapter's A.
+inline void reduce(const LowRank& low, Rows x, int64_t rows, int64_t inputs, float* out, int64_t stride) {
+    for (int64_t column = 0; column < low.rank; column += PANEL)
+        product(
+            x, rows, low.down + column * inputs, inputs, nullptr, out + column, stride, false,
+            std::min(PANEL, low.rank - column)
+        );
+}
+
+// Adds what one panel of an adapter's B makes of the reduced rows.
+inline void widen(const LowRank& low, int64_t panel, Rows reduced, int64_t rows, float* out, int64_t outputs) {
+    if (low.rank == 0) return;
+    const int64_t start = low.ranges[2 * panel], stop = low.ranges[2 * panel + 1];
+    if (start == stop) return;
+    const int64_t column = panel * PANEL, columns = std::min(PANEL, outputs - column);
+    const float* weight = low.up + column * low.rank + start * padded_outputs(columns);
+    const Rows from{reduced.start + start, reduced.stride};
+    product(from, rows, weight, stop - start, nullptr, out + column, outputs, true, columns);
+}
+
+// One panel of the base model's product; `out` is as wide as the matrix.
+inline void project_panel(const Matrix& matrix, int64_t panel, Rows x, int64_t rows, float* out, bool add) {
+    const int64_t column = panel * PANEL;
+    product(
+        x, rows, matrix.packed + column * matrix.inputs, matrix.inputs, matrix.bias ? matrix.bias + column : nullptr,
+        out + column, matrix.outputs, add, std::min(PANEL, matrix.outputs - column)
+    );
+}

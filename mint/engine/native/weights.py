@@ -1,0 +1,136 @@
+"""`PackedWeights`: a `FusedDecoder`'s weights in the order that native products read them, for sampling and training.
+
+Holds a second copy of the weights, and from the first backward pass on a third, by their inputs; so models larger than
+MOST_BYTES stay with torch.
+
+Shapes: O outputs and I inputs of a projection, R ranks of its adapted linears together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.native import structures
+from mint.engine.native.library import library
+from mint.engine.native.structures import address
+
+if TYPE_CHECKING:
+    from mint.engine.model import BaseModel
+
+# Of weights packed once. A machine that runs a larger model in float32 has better use for its memory.
+MOST_BYTES = 4 * 2**30
+
+
+class PackedWeights:
+    def __init__(self, functions: ctypes.CDLL, fused: FusedDecoder) -> None:
+        self.functions = structures.declare(functions)
+        self.fused = fused
+        self.projections = _projections(fused)
+        """Four a layer, then the unembedding: the order of an adapter's parts."""
+        self._held: list[Tensor] = []  # what the structures point to
+        self._matrices = [self._packed(projection) for projection in self.projections]
+        self._lock = threading.Lock()
+        self._back: Any = None
+
+    @classmethod
+    def of(cls, model: BaseModel) -> PackedWeights | None:
+        """None where sampling and training go through torch: on a GPU, in another number format than float32, for a
+        family without fused layers, for a model that is too large, on a machine without a compiler."""
+        if model.device.type != "cpu" or model.softcap is not None or model.fused is None:
+            return None
+        weights = [projection.weight_OI for projection in _projections(model.fused)]
+        if any(weight.dtype != torch.float32 for weight in weights) or sum(w.nbytes for w in weights) > MOST_BYTES:
+            return None
+        functions = library().functions
+        return None if functions is None else cls(functions, model.fused)
+
+    def layers(self) -> Any:
+        """An array of them, without a cache."""
+        layers = (structures.Layer * len(self.fused.layers))()
+        for number, (layer, native) in enumerate(zip(self.fused.layers, layers, strict=True)):
+            native.input_norm = self._hold(layer.input_norm)
+            native.head_norm = self._hold(layer.head_norm)
+            native.mlp_norm = self._hold(layer.mlp_norm)
+            native.qkv, native.out, native.gate_up, native.down = self._matrices[4 * number : 4 * number + 4]
+            native.window = layer.window or 0
+        return layers
+
+    def decoder(self, layers: Any, block_size: int) -> structures.Decoder:
+        """`block_size` of the cache; 0 where there is none."""
+        fused = self.fused
+        return structures.Decoder(
+            num_layers=len(fused.layers),
+            hidden=fused.embedding.shape[1],
+            heads=fused.num_heads,
+            kv_heads=fused.num_kv_heads,
+            head_dim=fused.head_dim,
+            intermediate=fused.layers[0].down.weight_OI.shape[1],
+            block_size=block_size,
+            eps=fused.eps,
+            scale=fused.scale,
+            embedding=self._hold(fused.embedding),
+            final_norm=self._hold(fused.final_norm),
+            cosine=self._hold(fused.cos_PD),
+            sine=self._hold(fused.sin_PD),
+            layers=layers,
+            unembedding=self._matrices[-1],
+        )
+
+    def back(self) -> Any:
+        """The projections by their inputs, packed when first asked for."""
+        with self._lock:
+            if self._back is None:
+                packed = [self._packed_back(projection) for projection in self.projections]
+                self._back = (structures.Matrix * len(packed))(*packed)
+            return self._back
+
+    def _hold(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._held.append(tensor.detach().contiguous())
+        return address(self._held[-1])
+
+    def _packed(self, projection: Projection) -> structures.Matrix:
+        outputs, inputs = projection.weight_OI.shape
+        packed = pack(self.functions, projection.weight_OI)
+        return structures.Matrix(self._hold(packed), self._hold(projection.bias_O), outputs, inputs)
+
+    def _packed_back(self, projection: Projection) -> structures.Matrix:
+        outputs, inputs = projection.weight_OI.shape
+        plain, packed = projection.weight_OI.detach().contiguous(), self.room(inputs, outputs)
+        self.functions.mint_pack_back(address(plain), outputs, inputs, address(packed))
+        return structures.Matrix(self._hold(packed), None, inputs, outputs)
+
+    def room(self, outputs: int, inputs: int) -> Tensor:
+        """For a packed matrix."""
+        return torch.empty(self.functions.mint_padded(outputs) * inputs)
+
+
+class PackedLowRank:
+    """An adapter's part of one projection: `structure`, and what it points to."""
+
+    def __init__(self, functions: ctypes.CDLL, down_RI: Tensor, up_RO: Tensor) -> None:
+        rank, outputs = up_RO.shape
+        down = pack(functions, down_RI)
+        up = torch.empty(functions.mint_padded(outputs) * rank)
+        ranges = torch.empty(2 * -(-outputs // functions.mint_lanes()), dtype=torch.int64)
+        functions.mint_pack_up(address(up_RO), rank, outputs, address(up), address(ranges))
+        self.structure = structures.LowRank(address(down), address(up), address(ranges), rank)
+        self._held = (down, up, ranges)
+
+
+def pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
+    outputs, inputs = weight_OI.shape
+    plain, packed = weight_OI.detach().contiguous(), torch.empty(functions.mint_padded(outputs) * inputs)
+    functions.mint_pack(address(plain), outputs, inputs, address(packed))
+    return packed
+
+
+def _projections(fused: FusedDecoder) -> list[Projection]:
+    return [projection for layer in fused.layers for projection in layer.projections] + [fused.unembedding]

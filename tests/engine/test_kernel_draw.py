@@ -115,29 +115,33 @@ def test_who_draws_nothing_is_left_alone() -> None:
         assert [bool(found == -1) for found in ids] == [row == -1 for row in source]
 
 
-@pytest.mark.parametrize("rank", [16, 21])
-def test_the_unembedding_s_low_rank_part_is_added_on_the_way(rank: int) -> None:
+@pytest.mark.parametrize(("rank", "alone"), [(16, False), (21, False), (16, True)])
+def test_the_unembedding_s_low_rank_part_is_added_on_the_way(rank: int, alone: bool) -> None:
     torch.manual_seed(3)
     tables = rows.Tables(3, 1, 32, DEVICE)
-    logits_NV, x = logits_of(torch.float32, 32), torch.randn(32, 40, device=DEVICE)
+    logits_NV, x = logits_of(torch.float32, 48), torch.randn(48, 40, device=DEVICE)
     a, b = torch.randn(rank, 40, device=DEVICE), 0.2 * torch.randn(rank, VOCABULARY, device=DEVICE)
     tables.a[2], tables.b[2], tables.rank[2], tables.scale[2] = a.data_ptr(), b.data_ptr(), rank, 0.5
-    slot_of_tile = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    slot_of_tile = torch.tensor([2, 0, 2], dtype=torch.int32, device=DEVICE)
     adapters = rows.Adapters(tables, slot_of_tile, torch.float32)
     whole_NV = logits_NV.clone()
-    whole_NV[:16] += 0.5 * (x[:16] @ a.T @ b)
-    source = torch.arange(32, dtype=torch.int32, device=DEVICE)
-    params = params_of(32, [1.0, 0.5])
+    whole_NV += 0.5 * (x @ a.T @ b)
+    whole_NV[16:32] = logits_NV[16:32]  # the base model's
+    source = torch.arange(48, dtype=torch.int32, device=DEVICE)
+    params = params_of(48, [1.0, 0.5])
     draws = kernels.Draws(
         source, on_device(params.temperature_N, torch.float32), on_device(params.uniform_N[None], torch.float32),
-        torch.full((1, 32), -1, device=DEVICE), torch.zeros(1, 32, device=DEVICE),
+        torch.full((1, 48), -1, device=DEVICE), torch.zeros(1, 48, device=DEVICE),
         torch.zeros(1, dtype=torch.int32, device=DEVICE),
     )  # fmt: skip
-    state = kernels.State(*(torch.full((32,), n, dtype=torch.int32, device=DEVICE) for n in (0, 9, 2)))
+    state = kernels.State(*(torch.full((48,), n, dtype=torch.int32, device=DEVICE) for n in (0, 9, 2)))
     state.left_N[5] = 1
-    low_rank = kernels.LowRank(rows.shrink(x, adapters, 0, 1), adapters, 0)
+    y = rows.shrink(x, adapters, 0, 1)
+    if alone:  # computed for the base model's rows as well, by weights that may be anything
+        y[:, 16:32] = float("nan")
+    low_rank = kernels.LowRank(y, adapters, 0, alone)
     kernels.draw(logits_NV, draws, low_rank, state)
     assert_same((draws.ids_SM[0], draws.logprobs_SM[0]), whole_NV, params)
     assert state.token_N.tolist() == draws.ids_SM[0].tolist()
-    assert state.left_N.tolist() == [0 if n == 5 else 1 for n in range(32)]
-    assert state.position_N.tolist() == [9 if n == 5 else 10 for n in range(32)]
+    assert state.left_N.tolist() == [0 if n == 5 else 1 for n in range(48)]
+    assert state.position_N.tolist() == [9 if n == 5 else 10 for n in range(48)]

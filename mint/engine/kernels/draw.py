@@ -55,6 +55,8 @@ class LowRank:
     """[splits, N, 1, rank]"""
     adapters: Adapters
     linear: int
+    alone: bool
+    """All rows have one and the same adapter, or none: several tiles may share what is read of B."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,19 @@ class State:
 def _piece_kernel(
     logits_ptr, logits_row, source_ptr, temperature_ptr, stats_ptr, y_ptr, y_split, y_row, slot_of_tile, b_table,
     rank_table, scale_table, table_width, linear_number, draws, vocabulary, pieces,
-    ADAPTED: tl.constexpr, SPLITS: tl.constexpr, TILE_ROWS: tl.constexpr, PIECE: tl.constexpr, OVERLAPS: tl.constexpr,
+    ADAPTED: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    tile, piece = tl.program_id(0), tl.program_id(1)
-    m = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    piece = tl.program_id(1)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     source = tl.load(source_ptr + m, mask=m < draws, other=-1)
     given = tl.load(temperature_ptr + m, mask=m < draws, other=1.0)
     temperature = tl.maximum(given, 1.1754944e-38)
-    if ADAPTED:
-        slot = tl.load(slot_of_tile + tile).to(tl.int64)
-        rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, logits_ptr)
     i = piece * PIECE + tl.arange(0, PIECE)
-    if ADAPTED:
+    if ADAPTED:  # by one adapter; rows of the base model may stand among its own
+        slots = tl.load(slot_of_tile + m // TILE, mask=m < draws, other=0).to(tl.int64)
+        slot = tl.max(slots, axis=0)
+        rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, logits_ptr)
         b = b_step(b_ptr, 0, rank, i, vocabulary)
     follow(OVERLAPS)
     if tl.max(source, axis=0) >= 0:
@@ -89,12 +92,14 @@ def _piece_kernel(
         row = logits_ptr + tl.maximum(source, 0).to(tl.int64)[:, None] * logits_row
         logit = tl.load(row + i[None, :], mask=inside[None, :] & (source >= 0)[:, None], other=0.0).to(tl.float32)
         if ADAPTED:
-            logit += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, m, i, vocabulary, SPLITS, TILE_ROWS, PIECE)
+            y_of = tl.minimum(m, draws - 1)
+            low = expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, y_of, i, vocabulary, SPLITS, ROWS, PIECE)
+            logit += tl.where((slots > 0)[:, None], low, 0.0)
             logit = logit.to(logits_ptr.dtype.element_ty).to(tl.float32)
         logit = tl.where(inside[None, :], logit, float("-inf"))
         peak = tl.max(logit, axis=1)
         safe = tl.where(peak == float("-inf"), 0.0, peak)
-        place = tl.zeros([TILE_ROWS], dtype=tl.int32)
+        place = tl.zeros([ROWS], dtype=tl.int32)
         if tl.min(given, axis=0) == 0.0:
             place = tl.min(tl.where(logit == peak[:, None], i[None, :], vocabulary), axis=1)
         total = tl.sum(tl.exp(logit - safe[:, None]), axis=1)
@@ -197,9 +202,10 @@ def draw(logits_NV: Tensor, draws: Draws, low_rank: LowRank | None = None, state
         )  # fmt: skip
     adapts = {"ADAPTED": low_rank is not None, "SPLITS": 1 if low_rank is None else len(low_rank.y)}
     row = logits_NV.stride(0)
-    _piece_kernel[(triton.cdiv(count, TILE), pieces)](
+    height = 2 * TILE if low_rank is not None and low_rank.alone and count > TILE else TILE
+    _piece_kernel[(triton.cdiv(count, height), pieces)](
         logits_NV, row, draws.source_M, draws.temperature_M, stats, *low, count, vocabulary, pieces, **adapts,
-        TILE_ROWS=TILE, PIECE=PIECE, num_warps=4, **overlapping(device),
+        TILE=TILE, ROWS=height, PIECE=PIECE, num_warps=height // 4, **overlapping(device),
     )  # fmt: skip
     found: tuple[Tensor, ...] = (stats, stats, stats, stats)
     if draws.filters is not None:

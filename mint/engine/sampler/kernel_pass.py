@@ -93,7 +93,7 @@ class KernelPass:
         else:
             whole = self._linear(hidden_NH, *_with_room(unembedding, joined), buffer)
             logits_NV, y = whole[:, :outputs], whole[None, :, outputs:].unflatten(2, (1, joined))
-        return logits_NV, None if y is None else LowRank(y, adapters, number)
+        return logits_NV, None if y is None else LowRank(y, adapters, number, alone=joined is not None)
 
     def logits(
         self, hidden_NH: Tensor, slot_of_tile: Tensor, adapted: bool, joined: int | None, buffer: Tensor | None = None

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from mint.backend import AdapterFacts
 from mint.engine import steady
@@ -114,14 +115,13 @@ class Adapter:
 @torch.no_grad()
 def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     """Frozen copies on the same device, in `dtype` if given, parts of one piece of memory."""
-    parts = joined(tensors, dtype).split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    return list(_unflatten_dense_tensors(joined(tensors, dtype), tensors))
 
 
 @torch.no_grad()
 def joined(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """A copy of all their numbers side by side, in `dtype` if given: few launches on a GPU, however many tensors."""
-    together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    """A copy of all their numbers side by side, in `dtype` if given: one call and few launches, however many."""
+    together = _flatten_dense_tensors(tensors) if len(tensors) > 1 else tensors[0].detach().flatten().clone()
     return together if dtype is None else together.to(dtype)
 
 

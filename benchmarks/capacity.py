@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from mint.engine.engine import Engine
-from mint.engine.residence import Room
+from mint.engine.holdings import Room
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)

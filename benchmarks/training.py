@@ -280,7 +280,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=tuple(SHAPES), nargs="+", help="default: those of the device")
-    parser.add_argument("--against", choices=("peft", "torch"), help="run it beside; torch: the engine itself")
+    parser.add_argument(
+        "--against", choices=("peft", "torch"), help="beside the engine; torch: the engine without native code"
+    )
     parser.add_argument("--peft-sequences", type=int, default=2**30, help="how many PEFT has at once; default: all")
     parser.add_argument("--cases", nargs="+", help="only cases whose names begin so")
     parser.add_argument("--rounds", type=int, default=5)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mint.columns import Columns
 from mint.errors import BadRequest
 from mint.types import Datum, ModelInput, SampleRequest, TensorData
 
@@ -61,10 +62,18 @@ LOSS_FNS: dict[str, LossMenu] = {
 }
 
 
+# Names of algorithms that are asked for as if they were losses.
+_MEANT = {
+    "grpo": " GRPO is importance_sampling or ppo with advantages centred within a group.",
+    "reinforce": " REINFORCE is importance_sampling.",
+    "sft": " Supervised training is cross_entropy.",
+}
+
+
 def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) -> dict[str, float]:
     """The options of that loss: those given, checked, over the defaults."""
     if loss_fn not in LOSS_FNS:
-        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.")
+        raise BadRequest(f"unknown loss_fn {loss_fn!r}; known: {', '.join(LOSS_FNS)}.{_MEANT.get(loss_fn, '')}")
     menu = LOSS_FNS[loss_fn]
     options = dict(menu.options)
     for key, value in (config or {}).items():
@@ -82,7 +91,10 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
         options[key] = float(value)
     low, high = options.get("clip_low_threshold", 0.0), options.get("clip_high_threshold", math.inf)
     if low > high:
-        raise BadRequest(f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself.")
+        raise BadRequest(
+            f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself: 0.2 to either "
+            "side of 1 is 0.8 and 1.2."
+        )
     return options
 
 
@@ -93,10 +105,33 @@ def check_data(
     check_loss(loss_fn)
     if not len(data):
         raise BadRequest("the list of data is empty; give at least one datum.")
+    columns = Columns.of(data)
+    if columns is not None and _are_right(columns, loss_fn, vocab_size, max_context):
+        return
     for index, datum in enumerate(data):
         where = f"datum {index}"
         length = _check_tokens(f"{where}: model_input", datum.model_input, vocab_size, max_context)
         _check_inputs(where, datum.loss_fn_inputs, loss_fn, length, vocab_size)
+
+
+def _are_right(data: Columns, loss_fn: str, vocab_size: int | None, max_context: int | None) -> bool:
+    """Whether the checks of every datum would pass; which does not, and why, they say themselves."""
+    menu, lengths, inputs = LOSS_FNS[loss_fn], data.lengths, data.inputs
+    if not (set(menu.required) <= inputs.keys() <= set(menu.inputs)):
+        return False
+    if lengths.min() < 1 or (max_context is not None and lengths.max() > max_context):
+        return False
+    targets = inputs["target_tokens"]
+    if targets.dtype.kind != "i" or not all(_are_ids(ids, vocab_size) for ids in (data.tokens, targets)):
+        return False
+    factors = [inputs[key] for key in WEIGHTS if key in inputs]
+    if not all(f.dtype == factors[0].dtype and np.array_equal(f, factors[0]) for f in factors[1:]):
+        return False
+    return all(column.dtype.kind == "i" or np.isfinite(column).all() for column in inputs.values())
+
+
+def _are_ids(ids: np.ndarray, vocab_size: int | None) -> bool:
+    return bool(ids.min() >= 0) and (vocab_size is None or bool(ids.max() < vocab_size))
 
 
 def check_sample(request: SampleRequest, vocab_size: int | None = None, max_context: int | None = None) -> None:

@@ -78,6 +78,8 @@ class LocalServer:
         """How the server ended, if it has."""
         if self.running:
             return None
+        if self._stopped and self._address is not None:
+            return "The local server was stopped with the program: ask for every result before the program ends."
         code = self._child.returncode
         end = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with status {code}"
         return f"The local server {end}. The end of its log, {self.log}:\n{self._tail()}"

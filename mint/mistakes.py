@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mint.checks import LOSS_FNS, UNCHECKED, WEIGHTS
+from mint.columns import Columns
 from mint.errors import BadRequest
 from mint.types import Datum
 
@@ -43,6 +44,10 @@ def check_plausible(data: Sequence[Datum], loss_fn: str, config: Mapping[str, fl
     """Raises `BadRequest` for the first mistake, by datum and position. The data have passed `check_data`."""
     if (config or {}).get(UNCHECKED) or loss_fn not in LOSS_FNS:
         return
+    _check_clips(config or {})
+    columns = Columns.of(data)
+    if columns is not None and _are_plausible(columns):
+        return
     data_read = [_read(index, datum) for index, datum in enumerate(data)]
     for read in data_read:
         if read is not None:
@@ -52,10 +57,63 @@ def check_plausible(data: Sequence[Datum], loss_fn: str, config: Mapping[str, fl
     _check_offset([read for read in data_read if read is not None and read.advantages is not None])
 
 
+def _check_clips(config: Mapping[str, float | str]) -> None:
+    """A range that leaves out 1 clips the policy that sampled: the bounds were meant as distances from 1."""
+    for name, beside in (("clip_low_threshold", -1), ("clip_high_threshold", 1)):
+        given = config.get(name)
+        if isinstance(given, (int, float)) and (given - 1) * beside < 0:
+            example = f" For a distance of {given:g} give {1 + beside * given:g}." if 0 < given < 1 else ""
+            raise BadRequest(
+                f"loss_fn_config[{name!r}] is {given:g}; it bounds the ratio itself, which is 1 where nothing has "
+                f"changed, so it must be {'at least' if beside > 0 else 'at most'} 1.{example} {_SWITCH}"
+            )
+
+
+def _are_plausible(data: Columns) -> bool:
+    """Whether no mistake would be found in any datum; which it is, the checks of each say themselves."""
+    read = _read_columns(data)
+    if read is None:
+        return False
+    starts, ends = data.starts, data.starts + data.lengths - 1
+    inside = np.ones(len(read.tokens) - 1, dtype=bool)  # positions that have a neighbour of the same datum behind them
+    inside[ends[:-1]] = False
+    if not ((read.targets[:-1] == read.tokens[1:]) | ~inside).all():
+        return False
+    if read.logprobs is not None:
+        long = starts[data.lengths > 1]
+        silent = read.counts & (read.logprobs == 0)
+        if (read.counts & (read.logprobs > ROUNDING)).any() or (silent[long] & silent[long + 1]).any():
+            return False
+    if read.advantages is None:
+        return True
+
+    def any_of(where: np.ndarray) -> np.ndarray:
+        return np.logical_or.reduceat(where, starts)
+
+    if read.weights is not None:
+        weighted, signal = read.weights != 0, read.advantages != 0
+        apart = ~any_of(weighted & signal) & ~any_of(~(weighted | signal))
+        if (apart & any_of(weighted) & any_of(signal)).any():
+            return False
+    if read.logprobs is None:
+        return False
+    here, there = read.counts, read.logprobs != 0
+    told = any_of(here) & any_of(there)
+    for left, right in ((here, there), (there, here)):  # one beside the other, as in `_one_beside`
+        beside = np.append((left[:-1] == right[1:]) | ~inside, True)
+        if told.sum() >= 2 and (~any_of(~beside) & ~right[starts] & ~left[ends])[told].all():
+            return False
+    return True
+
+
 def warnings_about(data: Sequence[Datum], loss_fn: str) -> Iterator[str]:
     """What is let through, because documented code or correct data can look so, but deserves a word."""
     policy = "advantages" in LOSS_FNS[loss_fn].required if loss_fn in LOSS_FNS else False
-    data_read = [read for index, datum in enumerate(data) if (read := _read(index, datum)) is not None]
+    columns = Columns.of(data)
+    together = None if columns is None else _read_columns(columns)
+    each = (_read(index, datum) for index, datum in enumerate(data))
+    data_read = [read for read in each if read is not None] if together is None else [together]
+    all_read = together is not None or len(data_read) == len(data)
     counted = [read for read in data_read if read.counts.any()]
     if policy and counted and not any(r.logprobs[r.counts].any() for r in counted if r.logprobs is not None):
         yield (
@@ -63,13 +121,22 @@ def warnings_about(data: Sequence[Datum], loss_fn: str) -> Iterator[str]:
             "The importance ratio is then the model's probability itself, which is wrong: pass on sequence.logprobs of "
             "the samples."
         )
-    if not policy and len(data_read) == len(data) and not counted and any(r.weights is not None for r in data_read):
+    if not policy and all_read and not counted and any(r.weights is not None for r in data_read):
         yield "every weight of these data is 0, so there is nothing to learn from: is the mask the wrong way round?"
 
 
 def _read(index: int, datum: Datum) -> _Read | None:
     """None for soft targets, which are nobody's next token."""
     inputs = {key: tensor.to_numpy() for key, tensor in datum.loss_fn_inputs.items()}
+    return _read_inputs(index, np.asarray(datum.model_input.to_ints(), dtype=np.int64), inputs)
+
+
+def _read_columns(data: Columns) -> _Read | None:
+    """All datums as if they were one; None where that will not do."""
+    return _read_inputs(0, data.tokens, data.inputs) if data.lengths.min() > 0 else None
+
+
+def _read_inputs(index: int, tokens: np.ndarray, inputs: Mapping[str, np.ndarray]) -> _Read | None:
     targets = inputs.get("target_tokens")
     if targets is None or targets.ndim != 1:
         return None
@@ -78,7 +145,6 @@ def _read(index: int, datum: Datum) -> _Read | None:
     for factor in (weights, inputs.get("advantages")):
         if factor is not None:
             counts &= factor != 0
-    tokens = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
     return _Read(index, tokens, targets, counts, weights, inputs.get("logprobs"), inputs.get("advantages"))
 
 

@@ -75,6 +75,6 @@ class ServiceClient(mint.client.ServiceClient):
 
 
 types = ModuleType("mint.tinker.types", "`mint.types` with the Tinker SDK's defaults.")
-vars(types).update({name: value for name, value in vars(mint.types).items() if not name.startswith("__")})
+vars(types).update({name: getattr(mint.types, name) for name in mint.types.__all__})
 vars(types).update(AdamParams=AdamParams, LoraConfig=LoraConfig)
 sys.modules[types.__name__] = types  # so that `from mint.tinker.types import ...` works as well

@@ -18,6 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from mint.columns import Columns, compact
 from mint.errors import BadRequest
 from mint.proto import MESSAGES
 from mint.types import (
@@ -95,7 +96,7 @@ class ForwardBackwardCall:
 
     model_id: str
     seq_id: int | None
-    data: list[Datum]
+    data: Sequence[Datum]
     loss_fn: str
     loss_fn_config: dict[str, float | str] = field(default_factory=dict)
     forward_only: bool = False
@@ -252,7 +253,7 @@ def forward_backward_from_json(value: Any, input_field: str) -> ForwardBackwardC
     return ForwardBackwardCall(
         model_id=_typed(body, "model_id", str),
         seq_id=_typed(body, "seq_id", int),
-        data=[datum_from_json(d) for d in given["data"]],
+        data=compact([datum_from_json(d) for d in given["data"]]),
         loss_fn=_typed(given, "loss_fn", str),
         loss_fn_config=dict(given.get("loss_fn_config", {})),
         forward_only=input_field == "forward_input",
@@ -357,6 +358,7 @@ def forward_backward_output_from_json(value: Mapping[str, Any]) -> ForwardBackwa
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype("<i4")}
 _DTYPE_NUMBERS: dict[str, int] = {"float32": 1, "int64": 2}
 _BFLOAT16 = 4
+_MOST_TOKEN = 2**31 - 1
 _STOP_REASONS: tuple[StopReason, ...] = ("stop", "length")
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0  # how a top-k row shorter than k is filled up
 
@@ -423,12 +425,15 @@ def forward_backward_to_proto(call: ForwardBackwardCall) -> bytes:
     message = MESSAGES["ForwardBackwardRequest"](
         model_id=call.model_id, seq_id=call.seq_id, loss_fn=call.loss_fn, forward_only=call.forward_only
     )
-    for datum in call.data:
-        row = message.data.add()
-        for chunk in datum.model_input.chunks:
-            row.model_input.add().encoded_text.tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
-        for key, tensor in datum.loss_fn_inputs.items():
-            _tensor_to_proto(tensor, row.loss_fn_inputs[key])
+    if isinstance(call.data, Columns) and call.data.tokens.max() <= _MOST_TOKEN:
+        _columns_to_proto(call.data, message)
+    else:
+        for datum in call.data:
+            row = message.data.add()
+            for chunk in datum.model_input.chunks:
+                row.model_input.add().encoded_text.tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
+            for key, tensor in datum.loss_fn_inputs.items():
+                _tensor_to_proto(tensor, row.loss_fn_inputs[key])
     for key, value in call.loss_fn_config.items():
         if isinstance(value, str):
             message.loss_fn_config_v2[key].text = value
@@ -436,6 +441,22 @@ def forward_backward_to_proto(call: ForwardBackwardCall) -> bytes:
             message.loss_fn_config_v2[key].number = value
             message.loss_fn_config[key] = value  # for servers that read the older field
     return message.SerializeToString()
+
+
+def _columns_to_proto(data: Columns, message: Any) -> None:
+    tokens = data.tokens.astype("<i4").tobytes()
+    columns = [
+        (key, column.tobytes(), column.itemsize, _DTYPE_NUMBERS[column.dtype.name])
+        for key, column in data.inputs.items()
+    ]
+    for start, length in zip(data.starts.tolist(), data.lengths.tolist(), strict=True):
+        row = message.data.add()
+        row.model_input.add().encoded_text.tokens = tokens[4 * start : 4 * (start + length)]
+        for key, column, size, dtype in columns:
+            tensor = row.loss_fn_inputs[key]
+            tensor.dense = column[size * start : size * (start + length)]
+            tensor.dtype = dtype
+            tensor.shape.append(length)
 
 
 def _parse(name: str, body: bytes) -> Any:
@@ -481,10 +502,43 @@ def forward_backward_from_proto(body: bytes) -> ForwardBackwardCall:
     return ForwardBackwardCall(
         model_id=message.model_id,
         seq_id=message.seq_id,
-        data=[_datum_from_proto(datum) for datum in message.data],
+        data=_columns_from_proto(message) or compact([_datum_from_proto(datum) for datum in message.data]),
         loss_fn=message.loss_fn,
         loss_fn_config=config,
         forward_only=message.forward_only,
+    )
+
+
+def _columns_from_proto(message: Any) -> Columns | None:
+    """The usual batch, without an object for every tensor; None for another, or one with a fault."""
+    keys = sorted(message.data[0].loss_fn_inputs) if message.data else []
+    tokens: list[bytes] = []
+    columns: dict[str, list[bytes]] = {key: [] for key in keys}
+    dtypes = {key: message.data[0].loss_fn_inputs[key].dtype for key in keys}
+    if not dtypes.keys() or any(dtype not in (1, 2) for dtype in dtypes.values()):
+        return None
+    for datum in message.data:
+        runs, inputs = [chunk.encoded_text.tokens for chunk in datum.model_input], datum.loss_fn_inputs
+        if not runs or any(not run or len(run) % 4 for run in runs):  # chunks of another kind have no tokens
+            return None
+        if len(inputs) != len(keys) or datum.model_input_spans or datum.loss_fn_input_spans:
+            return None
+        run = b"".join(runs)
+        tokens.append(run)
+        for key in keys:
+            if key not in inputs:
+                return None
+            tensor = inputs[key]
+            data, shape = tensor.dense, tensor.shape
+            if tensor.dtype != dtypes[key] or len(data) != len(run) * (1 if dtypes[key] == 1 else 2):
+                return None
+            if len(shape) > 1 or (shape and 4 * shape[0] != len(run)):
+                return None
+            columns[key].append(data)
+    return Columns(
+        np.array([len(run) // 4 for run in tokens]),
+        _array(b"".join(tokens), 3),
+        {key: _array(b"".join(parts), dtypes[key]) for key, parts in columns.items()},
     )
 
 

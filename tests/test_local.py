@@ -83,6 +83,7 @@ def test_the_server_comes_up_on_loopback_with_a_key_of_its_own(home: Path, serve
     server.stop()
     assert _gone(server.pid)
     assert not server.running
+    assert "ask for every result before" in (server.obituary() or "")
 
 
 def test_waiting_prints_one_line_that_names_the_log(

@@ -16,6 +16,8 @@ FLOOR = {
     "backend",
     "chat",
     "checks",
+    "columns",
+    "doorbell",
     "mistakes",
     "arguments",
     "machine",
@@ -26,7 +28,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "floor": (FLOOR, {"torch", "fastapi", "ray", "nicegui"}),
     "client": (FLOOR | {"client", "local"}, {"torch", "fastapi", "ray"}),
     "engine": (
-        {"errors", "types", "backend", "checks", "machine", "engine"},
+        {"errors", "types", "backend", "checks", "columns", "machine", "engine"},
         {"fastapi", "ray", "pydantic", "httpx", "google", "sqlalchemy"},
     ),
     "server": (FLOOR | {"server"}, {"torch", "ray"}),
@@ -38,7 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # What the dashboard reads of a run is its directory, its ledger and its doctor: never the loop.
 OF_RL_FOR_THE_DASHBOARD = ("mint.rl.rundir", "mint.rl.ledger", "mint.rl.doctor")
 # `forward_backward_custom` hands the user's loss torch tensors, inside the function.
-TORCH_INSIDE_FUNCTIONS = {"client/custom_loss.py", "types.py"}
+TORCH_INSIDE_FUNCTIONS = {"client/custom_loss.py", "types/tensors.py"}
 
 
 def room_of(path: Path) -> str:
@@ -46,7 +48,7 @@ def room_of(path: Path) -> str:
     if first.endswith(".py"):
         stem = first.removesuffix(".py")
         return "client" if stem in ("local", "__init__", "tinker") else "floor"
-    return first
+    return "floor" if first in FLOOR else first
 
 
 def imports_of(path: Path) -> set[str]:

@@ -1,7 +1,9 @@
 """The vocabulary: what is accepted, under which names, with which defaults, and what is refused."""
 
 import copy
+import json
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -169,6 +171,11 @@ def test_t5_each_surface_keeps_its_own_rank() -> None:
         (lambda: types.AdamParams(beta1=1.0), "beta1"),
         (lambda: types.AdamParams(grad_clip_norm=-1), "grad_clip_norm"),
         (lambda: types.SamplingParams(max_tokens=0), "max_tokens"),
+        (lambda: types.SamplingParams(max_tokens="8"), "max_tokens"),
+        (lambda: types.SamplingParams(max_tokens=8.5), "max_tokens"),
+        (lambda: types.SamplingParams(top_k=2.5), "top_k"),
+        (lambda: types.SamplingParams(seed=1.5), "seed"),
+        (lambda: types.LoraConfig(seed="1"), "seed"),
         (lambda: types.SamplingParams(temperature=-0.1), "temperature"),
         (lambda: types.SamplingParams(temperature=float("inf")), "temperature"),
         (lambda: types.SamplingParams(top_p=0.0), "top_p"),
@@ -184,6 +191,49 @@ def test_t5_each_surface_keeps_its_own_rank() -> None:
 def test_values_out_of_range_are_refused_by_field(build: object, named: str) -> None:
     with pytest.raises(mint.BadRequest, match=named):
         build()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ("text", "tokenizer.encode"),
+        (["a", "b"], "flat list of token ids"),
+        ([[1, 2], [3]], "flat list of token ids"),
+        ([1.5], "flat list of token ids"),
+        (None, "flat list of token ids"),
+        ({"input_ids": [1], "attention_mask": [1]}, r"take \['input_ids'\]"),
+    ],
+)
+def test_what_is_no_list_of_token_ids_is_refused_with_the_way_to_one(tokens: object, said: str) -> None:
+    with pytest.raises(mint.BadRequest, match=said):
+        types.ModelInput.from_ints(tokens)
+
+
+def test_token_ids_may_come_as_an_array_or_a_tensor() -> None:
+    for tokens in (np.array([3, 4]), torch.tensor([3, 4]), (3, 4), range(3, 5)):
+        ids = types.ModelInput.from_ints(tokens).to_ints()
+        assert ids == [3, 4] and all(type(token) is int for token in ids)
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    params = types.SamplingParams(max_tokens=np.int64(4), top_k=np.int32(3), seed=np.int64(2), top_p=np.float32(0.5))
+    lora = types.LoraConfig(rank=np.int64(4), seed=np.int64(1))
+    adam = types.AdamParams(learning_rate=np.float32(0.5**10))
+    plain = json.loads(json.dumps([params.__dict__, lora.__dict__, adam.__dict__]))
+    assert plain == [params.__dict__, lora.__dict__, adam.__dict__]
+
+
+def test_a_datum_of_bare_token_ids_is_refused_with_what_to_wrap_them_in() -> None:
+    with pytest.raises(mint.BadRequest, match=r"ModelInput\.from_ints"):
+        types.Datum([1, 2], {"target_tokens": [2, 3]})
+
+
+def test_a_learning_rate_that_would_undo_the_model_is_let_through_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="learning_rate is 1000"):
+        assert types.AdamParams(learning_rate=1e3).learning_rate == 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        types.AdamParams(learning_rate=0.1)
 
 
 def test_checkpoint_paths_are_taken_apart_under_either_scheme() -> None:

@@ -1,5 +1,6 @@
 """The wire: what is written is read back the same, and the bytes are those of the protocol."""
 
+import dataclasses
 import json
 import math
 import struct
@@ -50,10 +51,16 @@ def calls(draw: st.DrawFn) -> wire.ForwardBackwardCall:
     )
 
 
+def in_one_chunk(call: wire.ForwardBackwardCall) -> wire.ForwardBackwardCall:
+    """How an input's tokens are divided into chunks means nothing, and need not survive."""
+    data = [types.Datum(types.ModelInput.from_ints(d.model_input.to_ints()), d.loss_fn_inputs) for d in call.data]
+    return dataclasses.replace(call, data=data)
+
+
 @given(calls())
 @settings(max_examples=50)
 def test_a_request_survives_protobuf(call: wire.ForwardBackwardCall) -> None:
-    assert wire.forward_backward_from_proto(wire.forward_backward_to_proto(call)) == call
+    assert in_one_chunk(wire.forward_backward_from_proto(wire.forward_backward_to_proto(call))) == in_one_chunk(call)
 
 
 @given(calls())
@@ -62,7 +69,7 @@ def test_a_request_survives_json(call: wire.ForwardBackwardCall) -> None:
     field = "forward_input" if call.forward_only else "forward_backward_input"
     given = {"data": call.data, "loss_fn": call.loss_fn, "loss_fn_config": call.loss_fn_config}
     body = json.dumps({"model_id": call.model_id, "seq_id": call.seq_id, field: wire.to_json(given)})
-    assert wire.forward_backward_from_json(wire.read_json(body.encode()), field) == call
+    assert in_one_chunk(wire.forward_backward_from_json(wire.read_json(body.encode()), field)) == in_one_chunk(call)
 
 
 TOPK = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-90, 0, width=32)), min_size=1, max_size=3)

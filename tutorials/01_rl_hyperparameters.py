@@ -3,7 +3,7 @@
     python tutorials/01_rl_hyperparameters.py           # prints everything; needs no server
     marimo edit tutorials/01_rl_hyperparameters.py      # as a notebook
 
-The notebook needs marimo: pip install 'mint-rl[tutorials]'.
+Either way it needs marimo: pip install --editable '.[tutorials]'.
 """
 
 import marimo

@@ -3,7 +3,7 @@
     python tutorials/02_your_first_reward.py           # about half a minute; starts a server by itself
     marimo edit tutorials/02_your_first_reward.py      # as a notebook
 
-The notebook needs marimo: pip install 'mint-rl[tutorials]'.
+Either way it needs marimo: pip install --editable '.[tutorials]'.
 """
 
 import marimo

@@ -3,7 +3,7 @@
     python tutorials/03_agentic_rl.py           # under a minute; starts a server by itself
     marimo edit tutorials/03_agentic_rl.py      # as a notebook
 
-The notebook needs marimo: pip install 'mint-rl[tutorials]'.
+Either way it needs marimo: pip install --editable '.[tutorials]'.
 """
 
 import marimo

@@ -3,7 +3,7 @@
     python tutorials/04_when_it_does_not_learn.py           # half a minute; starts a server by itself
     marimo edit tutorials/04_when_it_does_not_learn.py      # as a notebook
 
-The notebook needs marimo: pip install 'mint-rl[tutorials]'.
+Either way it needs marimo: pip install --editable '.[tutorials]'.
 """
 
 import marimo

@@ -52,7 +52,7 @@ REMEDIES: tuple[tuple[type[errors.MintError], Code, str], ...] = (
     (errors.BudgetReached, Code.REFUSED, "Raise the budget and run the same again: it goes on from there."),
     (errors.Forbidden, Code.REFUSED, "Use a key that may do this, or ask whoever runs the server."),
     (errors.Busy, Code.REFUSED, "Try again later; `mint models` tells what the server has loaded."),
-    (errors.NotFound, Code.NOT_FOUND, "`mint runs`, `mint models` and `mint checkpoints list` show what there is."),
+    (errors.NotFound, Code.NOT_FOUND, "`mint runs`, `models`, `checkpoints list` and `keys list` show what there is."),
     (errors.BadRequest, Code.USAGE, "`{verb} --help` shows what it takes."),
 )
 
@@ -62,7 +62,8 @@ def explain(error: BaseException, verb: str) -> tuple[str, str, Code]:
     if isinstance(error, Failure):
         return str(error), error.remedy, error.code
     if isinstance(error, USAGE_ERROR):
-        return error.format_message(), f"`{verb} --help` shows what it takes.", Code.USAGE  # type: ignore[attr-defined]
+        message = " ".join(error.format_message().split())  # type: ignore[attr-defined]  # choices come one a line
+        return message, f"`{verb} --help` shows what it takes.", Code.USAGE
     if isinstance(error, errors.ConnectionFailed):  # whose message goes on with what a script should do
         return str(error).partition(". ")[0] + ".", NO_SERVER, Code.UNREACHABLE
     for kind, code, remedy in REMEDIES:

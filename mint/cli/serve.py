@@ -139,6 +139,11 @@ def _check_tls(config: ServerConfig) -> None:
 def run(config: ServerConfig, runs: Path | None) -> None:
     """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
     ends when its parent, however that ends, lets go of our standard input."""
+    # Before anything else is imported: importing torch, which the engine's process does meanwhile, takes longest.
+    from mint.engine.spawn import start_child
+
+    child = start_child(["mint.engine.engine"])
+
     from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
 
@@ -156,8 +161,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         lean=config.lean,
         deterministic=config.deterministic,
     )
-    # Before the server is imported: importing torch, which the engine's process does meanwhile, takes longest.
-    engine = SupervisedEngine(config.models or None, on_failure=fail, make=make)
+    engine = SupervisedEngine(config.models or None, on_failure=fail, make=make, child=child)
     try:
         served = _serve(config, runs, engine, failed)
         healthy = served and engine.usable

@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mint.columns import Columns
 from mint.types import Datum, ForwardBackwardOutput
 
 _BYTES_PER_TOKEN = 4
 
 
-def split(data: Sequence[Datum], max_datums: int, max_bytes: int) -> list[list[Datum]]:
+def split(data: Sequence[Datum], max_datums: int, max_bytes: int) -> list[Sequence[Datum]]:
     """Consecutive pieces, each within both limits; a datum that is too big by itself goes alone."""
+    if isinstance(data, Columns) and len(data) <= max_datums and data.nbytes <= max_bytes:
+        return [data]
     chunks: list[list[Datum]] = []
     room = 0
     for datum in data:
@@ -22,7 +25,7 @@ def split(data: Sequence[Datum], max_datums: int, max_bytes: int) -> list[list[D
             room = max_bytes
         chunks[-1].append(datum)
         room -= size
-    return chunks
+    return list(chunks)
 
 
 def estimated_bytes(datum: Datum) -> int:

@@ -21,6 +21,7 @@ from mint.client.polling import json_as, read_forward_backward, submit
 from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
+from mint.columns import compact
 from mint.errors import BadRequest, Internal
 from mint.mistakes import check_plausible, warnings_about
 from mint.types import (
@@ -216,7 +217,7 @@ class TrainingClient:
         loss_fn_config: Mapping[str, float | str] | None,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
-        data = _listed(data)
+        data = compact(_listed(data))
         if loss_fn in LOSS_FNS:  # another server may have others
             check_data(data, loss_fn, vocab_size=TOKEN_IDS)
             check_plausible(data, loss_fn, loss_fn_config)

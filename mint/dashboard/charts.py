@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mint.dashboard.curves import finite, smoothed, thinned
+from mint.dashboard.curves import aligned, finite, smoothed, thinned
 from mint.dashboard.data import Run, Series
 from mint.dashboard.theme import AXIS, GRID, PALETTE, SEVERITY
 
@@ -205,8 +205,10 @@ MARK_NAME = "p => p.name"
 
 
 def stacked(parts: Sequence[tuple[str, Series]], legend: bool = True) -> Options:
-    """Shares of a whole over steps, such as where the time goes."""
-    options = line_chart([Line(name, series, PALETTE[i % len(PALETTE)]) for i, (name, series) in enumerate(parts)])
+    """Shares of a whole over steps, such as where the time goes. What a step says nothing of had no share in it."""
+    names, over_same_steps = [name for name, _ in parts], aligned([series for _, series in parts])
+    lines = [Line(n, s, PALETTE[i % len(PALETTE)]) for i, (n, s) in enumerate(zip(names, over_same_steps, strict=True))]
+    options = line_chart(lines)
     for series in options["series"]:
         series |= {"stack": "all", "areaStyle": {"opacity": 0.55}, "lineStyle": {"width": 0}}
     options["yAxis"]["scale"] = False

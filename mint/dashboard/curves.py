@@ -49,6 +49,20 @@ def thinned(series: Series, points: int = POINTS) -> Series:
     return Series([series.steps[i] for i in order], [series.values[i] for i in order])
 
 
+def aligned(several: Sequence[Series], points: int = POINTS) -> list[Series]:
+    """All over the same steps, so that they can be stacked: 0 where one of them says nothing, and beyond `points` steps
+    means over equal stretches."""
+    steps = sorted({step for series in several for step in series.steps})
+    stretch = max(math.ceil(len(steps) / points), 1)
+    found = []
+    for series in several:
+        known = dict(zip(series.steps, series.values, strict=True))
+        values = [known.get(step, 0.0) for step in steps]
+        means = [float(np.mean(values[i : i + stretch])) for i in range(0, len(values), stretch)]
+        found.append(Series(steps[::stretch], means))
+    return found
+
+
 def joined(several: Sequence[Series]) -> tuple[Series, list[float]]:
     """Mean over runs at every step that at least two of them have, and the half width of its 95 % interval."""
     by_step: dict[int, list[float]] = defaultdict(list)

@@ -28,10 +28,6 @@ PATIENCE = 45.0
 START_PATIENCE = 600.0
 """The same before the first step: models are loaded, and an evaluation comes first."""
 
-REWARD = ("env/all/reward/total", "reward/mean", "reward")
-HOLDOUT = ("test/env/all/reward/total", "test/reward", "holdout/reward")
-"""Names of one metric, the library's own first; loops written by hand use the others."""
-
 
 @dataclass(frozen=True)
 class Series:
@@ -191,12 +187,17 @@ class Run:
     def status(self) -> Status:
         if self.config_fault:
             return "unreadable"
-        if (self.done or 0) >= 1 or any(line.get("final") for line in self.checkpoints):
+        if (self.done or 0) >= 1 or any(line.get("final") for line in self.checkpoints) or self._is_whole_by_hand:
             return "finished"
         silent = time.time() - self.touched
         if self.last_step < 0:
             return "starting" if silent < START_PATIENCE else "stopped"
         return "running" if silent < max(PATIENCE, 6 * (self.step_seconds or 0)) else "stopped"
+
+    @property
+    def _is_whole_by_hand(self) -> bool:
+        """A loop written by hand says only how many steps it means to take."""
+        return self.done is None and self.total_steps is not None and self.last_step + 1 >= self.total_steps
 
     @property
     def seconds_left(self) -> float | None:

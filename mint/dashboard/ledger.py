@@ -87,7 +87,7 @@ class LedgerPage:
 
     def _overview(self) -> None:
         counts = self.ledger.counts()
-        with ui.element("div").style("display: grid; grid-template-columns: 330px minmax(0, 1fr); gap: 12px"):
+        with ui.element("div").classes("beside"):
             with ui.element("div").classes("card").style("padding: 6px 0"):
                 for state in STATES:
                     with ui.element("div").classes("tile").style("border-left: 0"):

@@ -18,5 +18,5 @@ def opened(viewer: Viewer, name: str) -> Run | None:
         empty("No such run", [str(error)])
     except BadRequest as error:
         empty("This folder is not a run", [str(error)])
-    ui.link("All runs", viewer.link("/")).classes("plain")
+    ui.link("All runs", viewer.link("/")).classes("plain").style("align-self: center")
     return None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mint.dashboard.charts import Line, Mark, Options, line_chart, stacked
-from mint.dashboard.data import HOLDOUT, REWARD, Run, Series
+from mint.dashboard.data import Run, Series
 from mint.dashboard.theme import NOTHING, PALETTE, duration, number, percent
+from mint.rl.rundir import HOLDOUT, REWARD
 
 SUCCESS = ("env/all/reward/success", "env/all/correct", "env/all/right")
 HOLDOUT_SUCCESS = tuple(f"test/{name}" for name in SUCCESS)

@@ -10,7 +10,7 @@ from fastapi import Request
 from nicegui import events, ui
 
 from mint.dashboard.charts import marks_of
-from mint.dashboard.data import HOLDOUT, REWARD, Run
+from mint.dashboard.data import Run
 from mint.dashboard.frame import (
     banner,
     broken_lines,
@@ -28,6 +28,7 @@ from mint.dashboard.panels import SECTIONS, SPEED, Drawing, Now, Panel, last_spe
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import Viewer
 from mint.dashboard.theme import NOTHING, STATUS_WORDS, ago, duration, number
+from mint.rl.rundir import HOLDOUT, REWARD
 
 REFRESH_SECONDS = 0.25
 FLUSH_SECONDS = 0.015
@@ -151,7 +152,8 @@ class RunPage:
         with ui.element("div").classes("card").style("padding: 12px 14px"):
             box = ui.element("div").classes("charts")
             picked = ui.select(self.run.names, multiple=True, with_input=True, label="Choose metrics to plot")
-            picked.props("dense outlined options-dense use-chips").classes("search").style("min-width: 420px")
+            picked.props("dense outlined options-dense use-chips").classes("search")
+            picked.style("min-width: min(420px, 100%)")
             shown: set[str] = set()
 
             def add(event: events.ValueChangeEventArguments) -> None:

@@ -11,11 +11,12 @@ from nicegui import run as background
 
 from mint.dashboard.charts import Line, line_chart, sparkline
 from mint.dashboard.curves import joined
-from mint.dashboard.data import HOLDOUT, REWARD, Run
+from mint.dashboard.data import Run
 from mint.dashboard.frame import empty, go, page, run_link
 from mint.dashboard.plots import Plot
 from mint.dashboard.site import HOUSE, Viewer
 from mint.dashboard.theme import NOTHING, PALETTE, STATUS_WORDS, ago, duration, number
+from mint.rl.rundir import HOLDOUT, REWARD
 
 REFRESH_SECONDS = 1.0
 COMPARED = 6

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from mint.backend import Backend
 from mint.engine.faults import as_mint_error
+from mint.engine.pipe import Pipe
+from mint.engine.quick_imports import quick_imports
 from mint.errors import MintError
 
 log = logging.getLogger(__name__)
@@ -26,33 +30,66 @@ log = logging.getLogger(__name__)
 Message = tuple[int, str, tuple[Any, ...]]
 
 
-def main(fd: int) -> None:
+def main(fd: int, imports: Sequence[str]) -> None:
+    """Imports what will be wanted, makes the backend it is told to, and serves it until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     _die_with_parent()
-    # transformers imports it where it is installed, which takes half a second, for things that are not done here.
-    sys.modules.setdefault("accelerate", None)  # type: ignore[arg-type]
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s engine %(levelname)s %(message)s")
-    pipe = Connection(fd)
-    inbox: SimpleQueue[Message] = SimpleQueue()
+    pipe = Pipe(socket.socket(fileno=fd))
+    calls = Calls(Servant(pipe))
     # Always listening, so that the end of the pipe is noticed also while a model loads.
-    threading.Thread(target=_listen, args=(pipe, inbox), name="mint-pipe", daemon=True).start()
-    servant = Servant(pipe)
-    while True:
-        servant.obey(*inbox.get())
+    threading.Thread(target=_listen, args=(pipe, calls), name="mint-pipe", daemon=True).start()
+    gc.disable()  # until the backend is made, as there
+    with quick_imports(), suppress(Exception):  # what cannot be imported is told by who makes the backend
+        for name in imports:
+            importlib.import_module(name)
+    calls.obey_first()
+    threading.Event().wait()
 
 
-def _listen(pipe: Connection, inbox: SimpleQueue[Message]) -> None:
+class Calls:
+    """The first call makes the backend, here on the main thread, which may take long. Those that come meanwhile wait;
+    later ones are obeyed on the thread that hears them, without a change of threads."""
+
+    def __init__(self, servant: Servant) -> None:
+        self._servant = servant
+        self._changed = threading.Condition()
+        self._waiting: deque[Message] = deque()
+        self._direct = False
+
+    def hear(self, message: Message) -> None:
+        with self._changed:
+            if not self._direct:
+                self._waiting.append(message)
+                self._changed.notify()
+                return
+        self._servant.obey(*message)
+
+    def obey_first(self) -> None:
+        """Until nothing waits any more."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._servant.is_made)
+                if not self._waiting:
+                    self._direct = True
+                    return
+                message = self._waiting.popleft()
+            self._servant.obey(*message)
+
+
+def _listen(pipe: Pipe, calls: Calls) -> None:
     while True:
         try:
-            message = pickle.loads(pipe.recv_bytes())
+            messages: list[Message] = [pickle.loads(message) for message in pipe.receive()]
         except (EOFError, OSError):
             _exit()
         except Exception:  # a pickle this process cannot read, so a call that would never be answered
             log.exception("the parent sent a message that cannot be read")
             _exit(1)
-        if message[1] == "close":
-            _exit()
-        inbox.put(message)
+        for message in messages:
+            if message[1] == "close":
+                _exit()
+            calls.hear(message)
 
 
 def _exit(code: int = 0) -> NoReturn:
@@ -70,12 +107,17 @@ def _die_with_parent() -> None:
 class Servant:
     """Turns messages into calls of a backend, and its futures into messages."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()  # answers come from the backend's threads
         self._futures: dict[int, Future[Any]] = {}
         self._backend: Backend | None = None
         self._failure: MintError | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the backend has been made, or has turned out not to."""
+        return self._backend is not None or self._failure is not None
 
     def obey(self, call: int, method: str, args: tuple[Any, ...]) -> None:
         if method == "cancel":
@@ -91,7 +133,8 @@ class Servant:
     def _make(self, call: int, make: Callable[..., Backend], *args: Any) -> None:
         gc.disable()  # importing makes a million objects that stay: looking through them takes half a second
         try:
-            self._backend = make(*args)
+            with quick_imports():
+                self._backend = make(*args)
         except Exception as error:
             self._failure = as_mint_error(error)
             self._send(call, "error", self._failure)
@@ -132,6 +175,6 @@ class Servant:
         message = pickle.dumps((call, kind, payload), protocol=5)
         with self._lock:
             try:
-                self._pipe.send_bytes(message)
+                self._pipe.send([message])
             except OSError:
                 _exit()

@@ -18,16 +18,18 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
+from mint.columns import token_count
 from mint.engine import checkpoint
 from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
+from mint.engine.holdings import Room
 from mint.engine.hub import BUNDLED
 from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
 from mint.engine.passes import Passes
-from mint.engine.residence import Pin, Residence, Room
+from mint.engine.residence import Pin, Residence
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker
@@ -259,7 +261,7 @@ class Engine:
     ) -> Steps:
         steps = tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
         output = yield from self._passes.run(steps)
-        self._tokens_trained += sum(datum.model_input.length for datum in data) if backward else 0
+        self._tokens_trained += token_count(data) if backward else 0
         return output
 
     def _forget_tenant(self, name: str) -> None:

@@ -7,24 +7,23 @@ Restarting a child that died is the business of whoever owns this object: `on_ex
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 from mint.backend import AdapterFacts, Backend, ModelFacts, OnTokens
 from mint.engine.hub import BUNDLED
+from mint.engine.spawn import Child, start_child
 from mint.errors import Internal, Interrupted
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
@@ -32,14 +31,6 @@ log = logging.getLogger(__name__)
 
 # Seconds a child gets to end by itself; it only has to wake up.
 GRACE = 2.0
-
-# What the child runs: it finds modules where we do.
-BOOT = """
-import sys
-sys.path[:] = sys.argv[2].split(sys.argv[3])
-from mint.engine.child import main
-main(int(sys.argv[1]))
-"""
 
 
 def make_engine(
@@ -65,9 +56,10 @@ class EngineProcess:
         models: Sequence[str] | None = None,
         on_exit: Callable[[int], None] | None = None,
         make: Callable[[Sequence[str] | None], Backend] = make_engine,
+        child: Child | None = None,
     ) -> None:
         """`make`, a function the child can import, makes the backend there. `on_exit` hears the exit code of a child
-        that was not closed, after every pending future has failed."""
+        that was not closed, after every pending future has failed. `child`: one that was started already."""
         self._catalogue = None if models is None else list(models)
         self._asked: dict[str, None] = dict.fromkeys(BUNDLED)
         self._on_exit = on_exit
@@ -76,13 +68,12 @@ class EngineProcess:
         self._ended: str | None = None  # how
         self._closing = False
         self._ids = itertools.count()
-        self._pipe, child_end = Pipe()
-        self._process: subprocess.Popen[bytes] | None = None
-        started: Future[None] = Future()
+        self._outbox: list[bytes] = []
+        started: Future[Child] = Future()
         # The thread that starts the child also waits for it to the end: on Linux the child dies with that thread.
-        self._reader = threading.Thread(target=self._run, args=(child_end, started), name="mint-pipe", daemon=True)
+        self._reader = threading.Thread(target=self._run, args=(child, started), name="mint-pipe", daemon=True)
         self._reader.start()
-        started.result()
+        self._child = started.result()
         self.ready: Future[None] = self._call("make", make, models)
         """Done when the child has its engine, or failed with the reason it has none."""
 
@@ -92,8 +83,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        return self._child.process.pid
 
     def models(self) -> list[str]:
         return list(self._asked) if self._catalogue is None else list(self._catalogue)
@@ -148,17 +138,17 @@ class EngineProcess:
         """Ends the child; whatever it had not finished fails."""
         with self._lock:
             self._closing = True
-            self._send(_pickled(0, "close"))
+            self._outbox.append(_pickled(0, "close"))
+            self._flush()
         if threading.current_thread() is not self._reader:
             self._reader.join(GRACE)
-            if self._reader.is_alive() and self._process is not None:
-                self._process.kill()
+            if self._reader.is_alive():
+                self._child.process.kill()
                 self._reader.join()
 
     def kill(self) -> None:
         """Ends the child at once, as if it had died by itself."""
-        if self._process is not None:
-            self._process.kill()
+        self._child.process.kill()
 
     def _call(self, method: str, *args: Any, on_tokens: OnTokens | None = None) -> Future[Any]:
         future: Future[Any] = Future()
@@ -175,9 +165,26 @@ class EngineProcess:
         return future
 
     def _send(self, message: bytes) -> None:
+        """Under the lock. What an event loop sends in one go leaves together when it is done with that."""
+        self._outbox.append(message)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a thread without a loop
+            self._flush()
+        else:
+            if len(self._outbox) == 1:
+                loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         """Under the lock. A broken pipe is no news here: the reader sees it too, and fails what is pending."""
-        with contextlib.suppress(OSError):
-            self._pipe.send_bytes(message)
+        messages, self._outbox = self._outbox, []
+        if messages:
+            with contextlib.suppress(OSError):
+                self._child.pipe.send(messages)
 
     def _pass_on_cancel(self, call: int, future: Future[Any]) -> None:
         if future.cancelled():
@@ -193,20 +200,19 @@ class EngineProcess:
         future.add_done_callback(note)
         return future
 
-    def _run(self, child_end: Connection, started: Future[None]) -> None:
+    def _run(self, child: Child | None, started: Future[Child]) -> None:
         try:
-            self._process = _start_child(child_end)
+            child = child or start_child()
         except OSError as error:
             started.set_exception(Internal(f"the engine process could not be started: {error}"))
             return
-        finally:
-            child_end.close()
-        started.set_result(None)
+        started.set_result(child)
         try:
             while True:
-                self._receive(*pickle.loads(self._pipe.recv_bytes()))
+                for message in child.pipe.receive():
+                    self._receive(*pickle.loads(message))
         except (EOFError, OSError):
-            self._end()
+            self._end(child)
 
     def _receive(self, call: int, kind: str, payload: Any) -> None:
         with self._lock:
@@ -224,20 +230,19 @@ class EngineProcess:
             else:
                 future.set_result(payload)
 
-    def _end(self) -> None:
+    def _end(self, child: Child) -> None:
         """The child is gone, or has closed its end and is about to."""
-        assert self._process is not None
         try:
-            code = self._process.wait(GRACE)
+            code = child.process.wait(GRACE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+            child.process.kill()
+            code = child.process.wait()
         with self._lock:
             closing = self._closing
             reason = "was closed" if closing else f"died ({_describe(code)})"
             self._ended = ended = f"the engine process {reason}; this request was not carried out."
             pending, self._pending = self._pending, {}
-            self._pipe.close()
+            child.pipe.close()
         for future, _ in pending.values():
             if future.set_running_or_notify_cancel():
                 future.set_exception(Interrupted(ended))
@@ -247,13 +252,6 @@ class EngineProcess:
 
 def _pickled(call: int, method: str, *args: Any) -> bytes:
     return pickle.dumps((call, method, args), protocol=5)
-
-
-def _start_child(pipe: Connection) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", BOOT, str(pipe.fileno()), os.pathsep.join(sys.path), os.pathsep]
-    # A process group of its own: Ctrl-C in the terminal is for the parent, which closes the child when it is done.
-    # What the child prints belongs with its log.
-    return subprocess.Popen(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL, stdout=2, process_group=0)
 
 
 def _describe(code: int) -> str:

@@ -14,26 +14,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from mint.engine.faults import as_mint_error
+from mint.engine.holdings import Holding, Owner, Room, Stored, Tier
 from mint.engine.lanes import Steps
-from mint.engine.memory import free_memory
 from mint.engine.spill import Spill, SpilledFile, placeholder
 from mint.machine import give_back_memory
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.25
-"""Of the memory that is free once a base model is loaded: what adapters may take of it, unless told otherwise. The
-rest is for activations, and on a CPU for the sampler's cache and for the user."""
 TURN_SECONDS = 1.0
 """So long those on the device may go on being used anew while somebody waits for a place: less, and a client's
 samples of one policy would be loaded for one by one; more, and the others wait longer."""
@@ -41,80 +34,6 @@ FULL_DISK_SECONDS = 30.0
 """So long after a write failed the limits are exceeded rather than anybody kept waiting."""
 GIVE_BACK_SECONDS = 10.0
 """So often memory that adapters have left is returned to the system, which takes milliseconds."""
-
-
-class Tier(Enum):
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-
-
-@dataclass(frozen=True)
-class Room:
-    """How much may be where; None: no limit. Without host memory, adapters go from the device straight to disk: on a
-    CPU, where the two are the same memory."""
-
-    device_adapters: int | None = None
-    device_bytes: int | None = None
-    host_bytes: int | None = 0
-
-    @classmethod
-    def measured(cls, device: torch.device, adapters: int | None = None) -> Room:
-        """A share of what is free now; `adapters` limits their number besides."""
-        host = 0 if device.type == "cpu" else int(SHARE * free_memory(torch.device("cpu")))
-        return cls(adapters, int(SHARE * free_memory(device)), host)
-
-
-class Owner(Protocol):
-    """Something whose tensors can be moved."""
-
-    frozen: bool
-    """Its tensors never change, so that a copy of them stays true."""
-
-    def tensors(self) -> list[Tensor]:
-        """All that its work depends on, always in the same order."""
-        ...
-
-    def put(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces them, as many as `tensors` gave."""
-        ...
-
-    def leave_device(self) -> None:
-        """Called before its tensors are taken away: what was derived from them must go too."""
-        ...
-
-
-class Stored(Protocol):
-    """A copy on disk."""
-
-    def read(self) -> list[Tensor]: ...
-
-
-@dataclass(eq=False)
-class Holding:
-    """One adapter's tensors, wherever they are."""
-
-    owner: Owner
-    devices: list[torch.device] = field(default_factory=list)
-    tier: Tier = Tier.DEVICE
-    pins: int = 0
-    used: float = field(default_factory=time.monotonic)
-    bytes: int = 0
-    stored: Stored | None = None
-    """A copy on disk of what it holds now."""
-    spilled: SpilledFile | None = None
-    epoch: int = 0
-    """Counts the times it was pinned: a file written meanwhile is no copy of it."""
-    writing: bool = False
-    arriving: bool = False
-    gone: bool = False
-    waiting: list[Future[Pin]] = field(default_factory=list)
-    since: float = 0.0
-
-    @property
-    def takes_place(self) -> bool:
-        """On the device, now or soon."""
-        return self.tier is Tier.DEVICE or self.arriving
 
 
 class Pin:
@@ -260,26 +179,16 @@ class Residence:
             granted.set_result(self._pin(holding))
 
     def _fits(self, holding: Holding) -> bool:
-        return self._allows([h for h in self._holdings if h.takes_place], holding)
+        return self.room.takes_one_more([h.bytes for h in self._holdings if h.takes_place], holding.bytes)
 
     def _will_fit(self, holding: Holding) -> bool:
         """Once those on their way out are out."""
-        return self._allows([h for h in self._holdings if h.takes_place and not self._leaving(h)], holding)
-
-    def _allows(self, present: Sequence[Holding], more: Holding) -> bool:
-        room = self.room
-        if not present:  # one that is larger than the whole room is served alone
-            return True
-        if room.device_adapters is not None and len(present) >= room.device_adapters:
-            return False
-        return room.device_bytes is None or sum(h.bytes for h in present) + more.bytes <= room.device_bytes
+        staying = [h.bytes for h in self._holdings if h.takes_place and not self._leaving(h)]
+        return self.room.takes_one_more(staying, holding.bytes)
 
     def _excess(self, also_leaving: bool = False) -> bool:
         staying = [h for h in self._holdings if h.takes_place and (also_leaving or not self._leaving(h))]
-        room = self.room
-        if room.device_adapters is not None and len(staying) > room.device_adapters:
-            return True
-        return room.device_bytes is not None and len(staying) > 1 and sum(h.bytes for h in staying) > room.device_bytes
+        return self.room.is_exceeded([h.bytes for h in staying])
 
     def _crowded(self, tier: Tier) -> bool:
         """Whether somebody still has to leave, now that one of them has been written."""

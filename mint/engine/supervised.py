@@ -16,6 +16,7 @@ from typing import Any
 
 from mint.backend import AdapterFacts, Backend, ModelFacts, OnTokens
 from mint.engine.process import EngineProcess, make_engine
+from mint.engine.spawn import Child
 from mint.errors import Interrupted
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, SampleRequest, SampleResponse
 
@@ -38,9 +39,10 @@ class SupervisedEngine:
         models: Sequence[str] | None = None,
         on_failure: Callable[[int], None] | None = None,
         make: Callable[[Sequence[str] | None], Backend] = make_engine,
+        child: Child | None = None,
     ) -> None:
         """`on_failure` hears the exit code if no engine ever got ready: the first gave up by itself, or was killed
-        again and again."""
+        again and again. `child`: the first one's process, started already."""
         self._models, self._on_failure, self._make = models, on_failure, make
         self._lock = threading.Lock()  # guards which engine there is
         self._closed = threading.Event()
@@ -49,7 +51,7 @@ class SupervisedEngine:
         self._again: list[Callable[[], None]] = []  # calls to be made again when there is another engine
         self.generation = 0
         with self._lock:  # an engine that dies at once is heard of after this
-            self._engine = self._start()
+            self._engine = self._start(child)
 
     @property
     def pid(self) -> int:
@@ -67,9 +69,9 @@ class SupervisedEngine:
         engine.close()
         self._call_again()
 
-    def _start(self) -> EngineProcess:
+    def _start(self, child: Child | None = None) -> EngineProcess:
         self._started = time.monotonic()
-        return EngineProcess(self._models, on_exit=self._restart, make=self._make)
+        return EngineProcess(self._models, on_exit=self._restart, make=self._make, child=child)
 
     def _restart(self, code: int) -> None:
         """On the thread of the engine that died."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from mint.engine import checkpoint
 from mint.engine.device import Device
+from mint.engine.holdings import Holding
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
-from mint.engine.residence import Holding
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.trainer import Trainer
 from mint.engine.verify import History, Proof, Verifier

@@ -1,4 +1,6 @@
-"""Settings by name, to lay over any recipe: the published algorithms and the starting point of MinT's guide."""
+"""Settings by name, to lay over any recipe: the published algorithms and the starting point of MinT's guide.
+
+What each sets is in `mint.rl.algorithms`; here it meets the dataset, which makes the groups."""
 
 from __future__ import annotations
 
@@ -6,17 +8,9 @@ import difflib
 from typing import Any
 
 from mint.errors import NotFound
-from mint.rl.algorithms import ALGORITHMS, get_algorithm
+from mint.rl.algorithms import ALGORITHMS, STARTING_GROUP_SIZE, STARTING_POINT, get_algorithm
 
-STARTING_POINT: dict[str, Any] = {
-    "learning_rate": 1e-5,
-    "kl_penalty_coef": 0.05,
-    "dataset_builder": {"group_size": 4},
-}
-"""For a real model of some size, where nothing is known yet: small steps, small groups, held near the base model. For
-the bundled model the rate is too small to see much in twenty steps."""
-
-PRESETS = ("starting_point", *ALGORITHMS)
+PRESETS = tuple(ALGORITHMS)
 
 
 def get_preset(name: str, max_tokens: int) -> dict[str, Any]:
@@ -25,4 +19,6 @@ def get_preset(name: str, max_tokens: int) -> dict[str, Any]:
         near = difflib.get_close_matches(name, PRESETS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PRESETS)}."
         raise NotFound(f"no preset is called {name!r}; {hint}")
-    return dict(STARTING_POINT) if name == "starting_point" else get_algorithm(name, max_tokens)
+    if name == "starting_point":  # which may be laid over an algorithm, so it sets nothing of one
+        return {**STARTING_POINT, "dataset_builder": {"group_size": STARTING_GROUP_SIZE}}
+    return get_algorithm(name, max_tokens)

@@ -96,11 +96,11 @@ def _pass_at_4(max_tokens: int) -> dict[str, Any]:
 def _starting_point(max_tokens: int) -> dict[str, Any]:
     """The tutorial's first setting for a new task: a careful rate and a KL penalty towards the base model. It goes with
     groups of 4, which are the dataset's to make; a very small model wants a hundred times the rate."""
-    return {**_mint(max_tokens), "learning_rate": 1e-5, "kl_penalty_coef": 0.05}
+    return {**_mint(max_tokens), **STARTING_POINT}
 
 
+STARTING_POINT: dict[str, Any] = {"learning_rate": 1e-5, "kl_penalty_coef": 0.05}
 STARTING_GROUP_SIZE = 4
-"""Of the starting point."""
 
 ALGORITHMS: dict[str, Callable[[int], dict[str, Any]]] = {
     "mint": _mint,

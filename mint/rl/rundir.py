@@ -34,6 +34,10 @@ import numpy as np
 from mint.errors import BadRequest
 
 Json = dict[str, Any]
+
+REWARD = ("env/all/reward/total", "reward/mean", "reward")
+HOLDOUT = ("test/env/all/reward/total", "test/reward", "holdout/reward")
+"""Names of one metric, the library's own first; loops written by hand use the others."""
 _Record = TypeVar("_Record", bound="CheckpointRecord | RolloutRecord")
 
 

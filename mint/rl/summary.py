@@ -7,15 +7,17 @@ only be told from when it last wrote something.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from mint.errors import BadRequest
-from mint.rl.rundir import Json, RunDir, read_jsonl
+from mint.rl.rundir import HOLDOUT, REWARD, Json, RunDir, read_jsonl
 
 State = Literal["starting", "running", "stopped", "finished", "broken"]
-REWARD, HOLDOUT = "env/all/reward/total", "test/env/all/reward/total"
+NO_STEP = ("step", "test/", "time/", "progress/")
+"""Of these names is a line made that tells of no step."""
 QUIET_SECONDS = 60.0
 QUIET_STEPS = 5.0
 """A run that has written nothing for this long, and for as long as this many of its steps take, is not running."""
@@ -79,7 +81,10 @@ def summarise(run: RunDir, now: float | None = None) -> RunSummary:
     total = _total(config, lines)
     written = last_written(run)
     pace = _pace(lines)
-    finished = checkpoint is not None and checkpoint.final and (total is None or checkpoint.batch >= total)
+    if _says_how_far(lines):
+        finished = checkpoint is not None and checkpoint.final and (total is None or checkpoint.batch >= total)
+    else:  # a loop written by hand, which may keep its checkpoints elsewhere
+        finished = total is not None and steps >= total
     if note:
         state: State = "broken"
     elif finished:
@@ -89,7 +94,7 @@ def summarise(run: RunDir, now: float | None = None) -> RunSummary:
     else:
         state = "running" if lines else "starting"
     left = pace * (total - steps) if state == "running" and pace is not None and total is not None else None
-    holdouts = [line[HOLDOUT] for line in lines if HOLDOUT in line]
+    rewards, holdouts = _values(lines, REWARD), _values(lines, HOLDOUT)
     gravest = {line["kind"]: line["severity"] for line in health if "kind" in line}
     return RunSummary(
         name=run.path.name,
@@ -97,7 +102,7 @@ def summarise(run: RunDir, now: float | None = None) -> RunSummary:
         state=state,
         steps=steps,
         total_steps=total,
-        reward=next((line[REWARD] for line in reversed(lines) if REWARD in line), None),
+        reward=rewards[-1] if rewards else None,
         holdout=holdouts[-1] if holdouts else None,
         first_holdout=holdouts[0] if holdouts else None,
         alarms=list(gravest.values()).count("alarm"),
@@ -110,20 +115,33 @@ def summarise(run: RunDir, now: float | None = None) -> RunSummary:
     )
 
 
-def _steps(lines: list[Json]) -> int:
+def _values(lines: list[Json], names: Sequence[str]) -> list[float]:
+    return [line[name] for line in lines for name in names if name in line]
+
+
+def _is_step(line: Json) -> bool:
     """The line after the last step holds only an evaluation, and counts as none."""
-    return max((line["step"] + 1 for line in lines if REWARD in line and "step" in line), default=0)
+    return "step" in line and any(not name.startswith(NO_STEP) for name in line)
+
+
+def _steps(lines: list[Json]) -> int:
+    return max((int(line["step"]) + 1 for line in lines if _is_step(line)), default=0)
+
+
+def _says_how_far(lines: list[Json]) -> bool:
+    return any("progress/done_frac" in line for line in lines)
 
 
 def _total(config: Json, lines: list[Json]) -> int | None:
-    if config.get("max_steps"):
-        return int(config["max_steps"])
-    shares = [(line["step"] + 1, line["progress/done_frac"]) for line in lines if REWARD in line]
+    planned = config.get("max_steps") or config.get("steps")
+    if isinstance(planned, int) and planned:
+        return planned
+    shares = [(line["step"] + 1, line.get("progress/done_frac")) for line in lines if _is_step(line)]
     done = [(step, share) for step, share in shares if share]
     return round(done[-1][0] / done[-1][1]) if done else None
 
 
 def _pace(lines: list[Json]) -> float | None:
     """Seconds a step, over the last ten."""
-    times = [line["time/total"] for line in lines if "time/total" in line and REWARD in line][-10:]
+    times = [line["time/total"] for line in lines if "time/total" in line and _is_step(line)][-10:]
     return sum(times) / len(times) if times else None

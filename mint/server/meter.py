@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mint.columns import token_count
 from mint.server.audit import Audit
 from mint.server.auth import Keys
 from mint.server.budgets import Budget, Budgets
@@ -77,7 +78,7 @@ class Meter:
     def metered(self, model: Model, call: Call, step: Step) -> Step:
         """The same step, counted: tokens once, with its answer; time whenever it is carried out."""
         party = (model.run.owner, model.id)
-        tokens = sum(datum.model_input.length for datum in call.body.data) if call.op in COMPUTES else 0
+        tokens = token_count(call.body.data) if call.op in COMPUTES else 0
         used = Used(trained_tokens=tokens) if call.op == "forward_backward" else Used(prompt_tokens=tokens)
 
         def start() -> Future[Any]:

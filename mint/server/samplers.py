@@ -24,6 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
+from mint.doorbell import arriving
 from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
@@ -101,6 +102,8 @@ class Samplers:
         self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
+        self._used: dict[str, set[str]] = {}
+        """Ids of the sampling sessions that a session has had, so that a new one need not be looked for."""
         self._awaited: defaultdict[str, set[asyncio.Future[SampleResponse]]] = defaultdict(set)
         """Samples that a connection waits for, by owner."""
 
@@ -124,15 +127,21 @@ class Samplers:
 
     def new_id(self, session: Session, number: int) -> str:
         sampler_id = f"{session.id}:sample:{number}"
-        if self._store.get(SamplerRow, sampler_id) is not None:
+        if sampler_id in self._used_in(session.id):
             raise BadRequest(f"sampling_session_seq_id {number} was already used in session {session.id}.")
         return sampler_id
+
+    def _used_in(self, session_id: str) -> set[str]:
+        if session_id not in self._used:
+            self._used[session_id] = set(self.of_session(session_id))
+        return self._used[session_id]
 
     def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
         """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
         policy = self._snapshot(sampler_id, facts.name, run)
         policy.facts, policy.generation = facts, self._backend.generation
-        if (row := self._store.get(SamplerRow, sampler_id)) is not None:
+        used = sampler_id in self._used_in(session.id)
+        if used and (row := self._store.get(SamplerRow, sampler_id)) is not None:
             self._live[sampler_id] = Sampler(row, policy)
             return self._live[sampler_id]
         return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
@@ -158,6 +167,7 @@ class Samplers:
             if not (policy.ephemeral and is_full(error)):
                 raise
             log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
+        self._used_in(session.id).add(sampler_id)
         self._live[sampler_id] = Sampler(row, policy)
         return self._live[sampler_id]
 
@@ -225,7 +235,7 @@ class Samplers:
         if policy.checkpoint is not None:
             folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
+        await arriving(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:
@@ -258,7 +268,7 @@ class Samplers:
             generation = self._backend.generation
             try:
                 work = self._backend.sample(policy.name, request)
-                return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
+                return sample_answer(await arriving(self._meter.sampled(owner, policy.run, request, work)))
             except Lost:
                 policy.facts = None  # it is loaded again
             except Interrupted:
@@ -281,7 +291,7 @@ class Samplers:
         self.check(policy, request)
         leave = self._queues.enter(Load(None, samples=request.num_samples))
         drawing = self._backend.sample(policy.name, request, on_tokens)
-        work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
+        work = arriving(self._meter.sampled(owner, policy.run, request, drawing))
         work.add_done_callback(lambda _: leave())
         self._awaited[owner].add(work)
         work.add_done_callback(partial(self._arrived, owner))
@@ -308,6 +318,8 @@ class Samplers:
 
     def end_sessions(self, session_ids: Iterable[str]) -> None:
         ended = set(session_ids)
+        for session_id in ended:
+            self._used.pop(session_id, None)
         for sampler in [s for s in self._live.values() if s.row.session_id in ended]:
             del self._live[sampler.row.id]
             if sampler.policy.ephemeral:

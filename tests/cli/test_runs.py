@@ -66,6 +66,18 @@ def test_a_run_is_running_while_it_writes_and_starting_before_its_first_step(run
     assert summarise(run, written + 5).state == "starting"
 
 
+def test_a_loop_written_by_hand_is_summarised_by_its_own_names(tmp_path):
+    by_hand = RunDir(tmp_path)
+    by_hand.write_config({"steps": 2, "base_model": "m"})
+    for step, line in enumerate([{"reward": 0.25, "test/reward": 0.2}, {"reward": 0.5}, {"test/reward": 0.6}]):
+        by_hand.append_metrics(step, line | {"time/total": 1.0})
+    found = summarise(by_hand)
+    assert (found.state, found.steps, found.total_steps) == ("finished", 2, 2)
+    assert (found.reward, found.first_holdout, found.holdout, found.model) == (0.5, 0.2, 0.6, "m")
+    by_hand.write_config({"steps": 3})
+    assert summarise(by_hand).state == "running"
+
+
 def test_no_runs_yet_is_no_error_and_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoke("runs", "--json") == (0, "[]\n")

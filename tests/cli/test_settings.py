@@ -100,6 +100,7 @@ def test_every_field_has_its_line_in_the_list() -> None:
 def test_the_starting_point_of_the_guide_is_a_preset() -> None:
     config = apply(BASE, get_preset("starting_point", BASE.max_tokens))
     assert (config.learning_rate, config.kl_penalty_coef, config.dataset_builder.group_size) == (1e-5, 0.05, 4)
+    assert len(PRESETS) == len(set(PRESETS))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

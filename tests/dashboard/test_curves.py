@@ -7,7 +7,7 @@ import pytest
 
 from mint.dashboard import theme
 from mint.dashboard.charts import Line, Mark, line_chart, sparkline
-from mint.dashboard.curves import half_width, joined, smoothed, thinned
+from mint.dashboard.curves import aligned, half_width, joined, smoothed, thinned
 from mint.dashboard.data import Series
 
 
@@ -34,6 +34,14 @@ def test_thinning_keeps_ends_and_spikes() -> None:
     assert max(thin.values) == 99.0 and min(thin.values) == -99.0
     assert all(values[step] == value for step, value in zip(thin.steps, thin.values, strict=True))
     assert thinned(series(1.0, 2.0), 400) == series(1.0, 2.0)
+
+
+def test_what_is_stacked_is_over_the_same_steps_and_0_where_nothing_was_said() -> None:
+    often, seldom = aligned([series(1.0, 2.0, 3.0), Series([0, 2, 4], [5.0, 6.0, 7.0])])
+    assert often == Series([0, 1, 2, 4], [1.0, 2.0, 3.0, 0.0])
+    assert seldom == Series([0, 1, 2, 4], [5.0, 0.0, 6.0, 7.0])
+    long, short = aligned([series(*range(7)), Series([3], [6.0])], points=3)
+    assert long == Series([0, 3, 6], [1.0, 4.0, 6.0]) and short == Series([0, 3, 6], [0.0, 2.0, 0.0])
 
 
 def test_seeds_are_joined_as_mean_and_interval() -> None:

@@ -75,6 +75,14 @@ def test_a_run_says_what_has_become_of_it(tmp_path: Path) -> None:
     assert library.run("old").status == "stopped"
     write_run(tmp_path / "done")
     assert library.run("done").status == "finished"
+    for name, steps in (("by_hand", 2), ("cut_short", 3)):
+        by_hand = RunDir(tmp_path / name)
+        by_hand.write_config({"steps": steps})
+        for step in range(2):
+            by_hand.append_metrics(step, {"reward": 0.5})
+        for file in (by_hand.config_file, by_hand.metrics_file):
+            os.utime(file, (0, 0))
+    assert library.run("by_hand").status == "finished" and library.run("cut_short").status == "stopped"
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn/config.json").write_text('{"log_path": "x", ')
     assert library.run("torn").status == "unreadable" and "config.json" in str(library.run("torn").config_fault)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from mint.engine.process import EngineProcess
+from mint.engine.spawn import start_child
 from mint.errors import BadRequest, Internal
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams, TensorData
 
@@ -224,3 +226,37 @@ def test_a_real_engine_trains_and_samples_in_the_child(tiny_folder: Callable[[st
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+
+
+# ------------------------------------------------------------------------------------------------- started beforehand
+
+
+def test_a_child_that_was_started_before_its_engine_was_asked_for_is_that_engines() -> None:
+    child = start_child(["fake_backend", "there_is_no_such_module"])
+    engine = EngineProcess(make=fake_backend.make, child=child)
+    assert engine.stats().result(PATIENCE)["pid"] == child.process.pid == engine.pid
+    engine.close()
+    assert child.process.returncode == 0
+
+
+def test_calls_an_event_loop_makes_in_one_go_leave_together_and_in_order(engine: EngineProcess) -> None:
+    engine.ready.result(PATIENCE)
+    sent: list[int] = []
+    send = engine._child.pipe.send
+
+    def count(messages: Sequence[bytes]) -> None:
+        sent.append(len(messages))
+        send(messages)
+
+    engine._child.pipe.send = count  # type: ignore[method-assign]
+
+    async def ask_thrice() -> list[float]:
+        def doubled(number: float) -> Any:
+            datum = Datum(ModelInput.from_ints([1]), {"logprobs": TensorData.of([number])})
+            return asyncio.wrap_future(engine.forward("a", [datum], "ppo", {"x": number}))
+
+        return [output.metrics["config"] for output in await asyncio.gather(*map(doubled, (1.0, 2.0, 3.0)))]
+
+    assert asyncio.run(ask_thrice()) == [1.0, 2.0, 3.0]
+    assert sent == [3]
+    assert engine.stats().result(PATIENCE) and sent == [3, 1]  # from a thread without a loop, at once

@@ -18,7 +18,8 @@ from torch import Tensor
 import mint.engine.residence as residence_module
 from mint.engine.device import Device
 from mint.engine.engine import Engine
-from mint.engine.residence import Holding, Pin, Residence, Room, Tier
+from mint.engine.holdings import Holding, Room, Tier
+from mint.engine.residence import Pin, Residence
 from mint.engine.spill import Spill
 from mint.errors import Lost
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams

@@ -132,8 +132,8 @@ def _thinned(points: Points) -> Points:
 def _axis(low: float, high: float) -> tuple[float, float, list[float]]:
     """Ends and three to six round numbers between them."""
     if high == low:
-        pad = abs(high) * 0.1 or 1.0
-        low, high = low - pad, high + pad
+        pad = abs(high) * 0.1
+        low, high = (low - pad, high + pad) if pad else (0.0, 1.0)  # nearly every metric that is 0 is never below
     raw = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * unit for unit in (1, 2, 2.5, 5, 10) if power * unit >= raw)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
-from mint.engine.native import library
+from mint.engine.native import library, weights
 from mint.engine.native import training as native_training
 from mint.engine.native.training import NativeTraining
 from mint.engine.sampler.sampler import Sampler
@@ -119,6 +119,18 @@ def test_long_sequences_and_windows_of_many_blocks(window: int | None, tmp_path:
     adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
     rng = np.random.default_rng(0)
     data = group_data(6, [200], [[1, 90, 130]]) + [policy_datum(rng, length, length // 3) for length in (1, 300, 97)]
+    assert_close(found(model, adapter, data), through_torch(model, adapter, data))
+
+
+@pytest.mark.parametrize("thrice", [True, False])
+def test_weights_that_are_held_twice_or_thrice_give_the_same_gradients(
+    thrice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are no whole vectors, and sums over more than one block of outputs."""
+    monkeypatch.setattr(weights, "MOST_BYTES_THRICE", 2**30 if thrice else 0)
+    model = wide(tmp_path, "llama", hidden_size=72, head_dim=18, intermediate_size=402, vocab_size=800)
+    adapter = random_adapter(model, LoraConfig(rank=3, seed=0))
+    data = group_data(2, *SHARED["a group"])
     assert_close(found(model, adapter, data), through_torch(model, adapter, data))
 
 

@@ -83,8 +83,12 @@ class TrainedLowRank(Structure):
     )
 
 
+class Back(Structure):
+    _fields_ = (("weight", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("step", c_int64))
+
+
 class Model(Structure):
-    _fields_ = (("decoder", POINTER(Decoder)), ("back", POINTER(Matrix)), ("unembedding_VH", c_void_p))
+    _fields_ = (("decoder", POINTER(Decoder)), ("back", POINTER(Back)), ("unembedding_VH", c_void_p))
 
 
 class MicroBatch(Structure):

@@ -65,7 +65,7 @@ private:
 
 extern "C" {
 
-// The weights by their inputs, for products with the gradients of their outputs.
+// A weight in panels of its inputs.
 void mint_pack_back(const float* weight_OI, int64_t outputs, int64_t inputs, float* packed) {
     pack(weight_OI, inputs, outputs, 1, inputs, packed);
 }

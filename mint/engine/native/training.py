@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ class NativeTraining:
         self.weights, self.functions = weights, weights.functions
         self._layers = weights.layers()
         self._decoder = weights.decoder(self._layers, block_size=0)
+        self._lock = threading.Lock()
+        self._back: Any = None
         self._memory: deque[_Memory] = deque()  # one for each pass that was under way at once
 
     def logprobs(self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool) -> Tensor:
@@ -42,8 +45,11 @@ class NativeTraining:
         return _Logprobs.apply(run, *parameters).index_select(0, batch.targets.back_C)
 
     def model(self, backward: bool) -> structures.Model:
+        if backward:
+            with self._lock:  # made when it is first wanted
+                self._back = self._back or self.weights.back()
         rows_VH = address(self.weights.fused.unembedding.weight_OI)
-        return structures.Model(ctypes.pointer(self._decoder), self.weights.back() if backward else None, rows_VH)
+        return structures.Model(ctypes.pointer(self._decoder), self._back, rows_VH)
 
     def borrow(self, floats: int) -> _Memory:
         """Memory for at least so many."""
@@ -89,9 +95,8 @@ class _Pass:
         backward: bool,
         lean: bool,
     ) -> None:
-        self._training = training
+        self._training, self._model = training, training.model(backward)
         self._adapter = None if adapter is None else _TrainedAdapter(training.weights, adapter, backward)
-        self._model = training.model(backward)
         tree, cells = batch.tree, batch.targets
         self._held = [np.array(tree.lengths, np.int64), np.array(tree.parents, np.int64)]
         tensors = [batch.tokens_T, batch.positions_T, cells.order_T, cells.places_C, cells.targets_C]
@@ -131,7 +136,8 @@ class _Pass:
     def backward(self, grad_C: Tensor) -> list[Tensor]:
         """Those of the adapter's parameters, in their order."""
         assert self._adapter is not None
-        self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C.contiguous()))
+        grad_C = grad_C.contiguous()
+        self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C))
         self._end()
         return self._adapter.gradients()
 

@@ -29,9 +29,7 @@ public:
         // With an adapter of its own the unembedding is gone through again on the way back.
         if (!live || !batch_.keep || projections_.low_rank(number_)) return;
         float* means = space_.means + first * width;
-        const Matrix& back = model_.back[number_];
-        for (int64_t panel = 0; panel < panels_of(width); panel++)
-            project_panel(back, panel, {space_.logits, vocabulary}, rows, means, false);
+        product_back(model_.back[number_], {space_.logits, vocabulary}, rows, means);
         for (int64_t n = 0; n < rows; n++) {
             const Vector share = splat(float(1.0 / sums[n]));
             float* mean = means + n * width;

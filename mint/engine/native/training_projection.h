@@ -4,6 +4,23 @@
 #include "projection.h"
 #include "training_space.h"
 
+// Outputs of a plain weight at a time, so that what they meet stays in the cache from one panel to the next.
+constexpr int64_t OUTPUTS_BLOCK = 384;
+
+// The gradient of a projection's inputs from that of its outputs: grad W.
+inline void product_back(const Back& back, Rows grad, int64_t rows, float* out) {
+    const int64_t block = back.step ? OUTPUTS_BLOCK : back.outputs;
+    for (int64_t first = 0; first < back.outputs; first += block) {
+        const Rows from{grad.start + first, grad.stride};
+        const int64_t outputs = std::min(block, back.outputs - first);
+        for (int64_t column = 0; column < back.inputs; column += PANEL) {
+            const float* panel = back.weight + (back.step ? first * back.step + column : column * back.outputs);
+            const int64_t columns = std::min(PANEL, back.inputs - column);
+            product(from, rows, panel, outputs, nullptr, out + column, back.inputs, first > 0, columns, back.step);
+        }
+    }
+}
+
 class Projections {
 public:
     Projections(const Model& model, const MicroBatch& batch, Space& space)
@@ -29,20 +46,19 @@ public:
 
     // Adds to the gradients of the adapter's matrices; those of the inputs go to `out`, if there is one.
     void project_back(int64_t number, Rows x, int64_t rows, const float* low, const float* grad, float* out) {
-        const Matrix& back = model_.back[number];
-        const int64_t outputs = back.inputs, inputs = back.outputs;
-        const Rows given{grad, outputs};
+        const Back& back = model_.back[number];
+        const Rows given{grad, back.outputs};
         const TrainedLowRank* added = low_rank(number);
-        if (added) reduce_back(*added, x, rows, inputs, low, given);
+        if (added) reduce_back(*added, x, rows, back.inputs, low, given);
         if (!out) return;
-        for (int64_t panel = 0; panel < panels_of(inputs); panel++) {
-            const int64_t column = panel * PANEL, columns = std::min(PANEL, inputs - column);
-            project_panel(back, panel, given, rows, out, false);
-            if (!added) continue;
-            const int64_t rank = added->forward.rank;
-            const float* down = added->back_down + column * rank;
-            product({space_.low, rank}, rows, down, rank, nullptr, out + column, inputs, true, columns);
-        }
+        product_back(back, given, rows, out);
+        if (!added) return;
+        const int64_t rank = added->forward.rank, inputs = back.inputs;
+        for (int64_t column = 0; column < inputs; column += PANEL)
+            product(
+                {space_.low, rank}, rows, added->back_down + column * rank, rank, nullptr, out + column, inputs, true,
+                std::min(PANEL, inputs - column)
+            );
     }
 
 private:

@@ -19,10 +19,17 @@ struct TrainedLowRank {
     float *grad_down, *grad_up;
 };
 
+// A projection's weight for the way back. Plain, as the model holds it: output by output, in rows of `step` floats, whole
+// vectors of which may be read. Or, with a `step` of 0, packed in panels of inputs.
+struct Back {
+    const float* weight;
+    int64_t outputs, inputs, step;
+};
+
 struct Model {
     const Decoder* decoder;
-    const Matrix* back;  // the projections' weights by their inputs: four a layer, then the unembedding's
-    const float* unembedding_VH;
+    const Back* back;             // four a layer, then the unembedding's
+    const float* unembedding_VH;  // plain
 };
 
 struct MicroBatch {

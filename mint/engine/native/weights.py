@@ -1,7 +1,7 @@
 """`PackedWeights`: a `FusedDecoder`'s weights in the order that native products read them, for sampling and training.
 
-Holds a second copy of the weights, and from the first backward pass on a third, by their inputs; so models larger than
-MOST_BYTES stay with torch.
+Holds a second copy of the weights, so models larger than MOST_BYTES stay with torch; and for training a third, by their
+inputs, of models up to MOST_BYTES_THRICE.
 
 Shapes: O outputs and I inputs of a projection, R ranks of its adapted linears together.
 """
@@ -9,10 +9,10 @@ Shapes: O outputs and I inputs of a projection, R ranks of its adapted linears t
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, Projection
@@ -23,8 +23,10 @@ from mint.engine.native.structures import address
 if TYPE_CHECKING:
     from mint.engine.model import BaseModel
 
-# Of weights packed once. A machine that runs a larger model in float32 has better use for its memory.
+# Of packed weights. A machine that runs a larger model in float32 has better use for its memory.
 MOST_BYTES = 4 * 2**30
+# Larger models train with the weights as they are, a twentieth slower.
+MOST_BYTES_THRICE = 2**30
 
 
 class PackedWeights:
@@ -35,8 +37,6 @@ class PackedWeights:
         """Four a layer, then the unembedding: the order of an adapter's parts."""
         self._held: list[Tensor] = []  # what the structures point to
         self._matrices = [self._packed(projection) for projection in self.projections]
-        self._lock = threading.Lock()
-        self._back: Any = None
 
     @classmethod
     def of(cls, model: BaseModel) -> PackedWeights | None:
@@ -83,12 +83,24 @@ class PackedWeights:
         )
 
     def back(self) -> Any:
-        """The projections by their inputs, packed when first asked for."""
-        with self._lock:
-            if self._back is None:
-                packed = [self._packed_back(projection) for projection in self.projections]
-                self._back = (structures.Matrix * len(packed))(*packed)
-            return self._back
+        """The projections for the way back, an array."""
+        packs = sum(projection.weight_OI.nbytes for projection in self.projections) <= MOST_BYTES_THRICE
+        make = self._packed_back if packs else self._plain_back
+        return (structures.Back * len(self.projections))(*map(make, self.projections))
+
+    def _packed_back(self, projection: Projection) -> structures.Back:
+        outputs, inputs = projection.weight_OI.shape
+        plain, packed = projection.weight_OI.detach().contiguous(), self.room(inputs, outputs)
+        self.functions.mint_pack_back(address(plain), outputs, inputs, address(packed))
+        return structures.Back(self._hold(packed), outputs, inputs, 0)
+
+    def _plain_back(self, projection: Projection) -> structures.Back:
+        """Copied only where rows are no whole vectors."""
+        outputs, inputs = projection.weight_OI.shape
+        rows_OI = projection.weight_OI.detach()
+        if missing := -inputs % self.functions.mint_lanes():
+            rows_OI = F.pad(rows_OI, (0, missing))
+        return structures.Back(self._hold(rows_OI), outputs, inputs, rows_OI.shape[1])
 
     def _hold(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
@@ -100,12 +112,6 @@ class PackedWeights:
         outputs, inputs = projection.weight_OI.shape
         packed = pack(self.functions, projection.weight_OI)
         return structures.Matrix(self._hold(packed), self._hold(projection.bias_O), outputs, inputs)
-
-    def _packed_back(self, projection: Projection) -> structures.Matrix:
-        outputs, inputs = projection.weight_OI.shape
-        plain, packed = projection.weight_OI.detach().contiguous(), self.room(inputs, outputs)
-        self.functions.mint_pack_back(address(plain), outputs, inputs, address(packed))
-        return structures.Matrix(self._hold(packed), None, inputs, outputs)
 
     def room(self, outputs: int, inputs: int) -> Tensor:
         """For a packed matrix."""

@@ -73,6 +73,7 @@ def steady(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     """The kernels treat the rows as few, or as many, or as they always do."""
     if request.param != "few rows":
         monkeypatch.setattr(kernels, "_MANY_ROWS", 1)
+        monkeypatch.setattr(kernels, "_WIDE_ROWS", 1)
     return request.param == "steady"
 
 

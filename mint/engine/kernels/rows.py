@@ -25,8 +25,10 @@ from torch import Tensor
 from mint.engine.kernels.overlap import follow, overlapping
 
 TILE = 16
-# From here on the card is full without splitting sums.
-_MANY_ROWS = 512
+# From here on the card is full without splitting sums...
+_MANY_ROWS = 2048
+# ...and from here on with fewer and larger programs of the gate.
+_WIDE_ROWS = 512
 # Ranks are read in steps of this many, the least a matrix unit takes.
 RANK_STEP = tl.constexpr(16)
 # Arguments that differ from layer to layer or step to step: no new code for a value that happens to be round.
@@ -378,7 +380,7 @@ def add_and_norm(
     out_NH = torch.empty_like(residual_NH)
     delta, y, linear = (residual_NH[None], residual_NH[None], 0) if product is None else _parts(product)
     width_up = triton.next_power_of_2(width)
-    height = 1 if adapters.few(rows) or rows <= 2 * _MANY_ROWS else 4
+    height = 1 if adapters.few(rows) else 4
     # No more of B than registers hold.
     step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
     _norm_kernel[(rows // height,)](
@@ -395,7 +397,7 @@ def gate(product: Product, adapters: Adapters) -> Tensor:
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     tables = adapters.tables
     out_NI = torch.empty(rows, width, dtype=adapters.dtype, device=gate_up.device)
-    columns, warps = (64, 4) if rows < _MANY_ROWS else (128, 2)
+    columns, warps = (64, 4) if rows < _WIDE_ROWS else (128, 2)
     _gate_kernel[(rows // TILE, triton.cdiv(width, columns))](
         gate_up, *gate_up.stride()[:2], y, *y.stride()[:3], out_NI, adapters.slot_of_tile, tables.b, tables.rank,
         tables.scale, tables.linears, first_linear, width, PARTS=len(gate_up), SPLITS=len(y), COLUMNS=columns,

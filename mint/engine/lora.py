@@ -81,6 +81,12 @@ class Adapter:
         """A and B of each linear in turn, always in the same order."""
         return [tensor for pair in self.weights.values() for tensor in pair]
 
+    def shaped(self, values_P: Tensor) -> list[Tensor]:
+        """Parts of one long tensor, in the order and the shapes of `parameters()`."""
+        parameters = self.parameters()
+        parts = values_P.split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
     def put_parameters(self, tensors: Sequence[Tensor]) -> None:
         """Replaces the weights by others, in the order of `parameters()`."""
         for n, (path, (down, up)) in enumerate(self.weights.items()):

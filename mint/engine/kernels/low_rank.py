@@ -74,14 +74,13 @@ class Adapters:
 @triton.jit(do_not_specialize=VARYING)
 def _shrink_kernel(
     x_ptr, y_ptr, slot_of_tile, a_table, rank_table, table_width, first_linear, inputs, rows, linears, rank_cap,
-    PART: tl.constexpr, STEP: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+    PART: tl.constexpr, STEP: tl.constexpr, TILE_ROWS: tl.constexpr,
 ):  # fmt: skip
     tile, split, cell = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     steps = rank_cap // RANK_STEP
     linear, rank_start = cell // steps, (cell % steps) * RANK_STEP
     entry = tl.load(slot_of_tile + tile).to(tl.int64) * table_width + first_linear + linear
     rank = tl.load(rank_table + entry)
-    follow(OVERLAPS)
     if rank_start < rank:
         dtype = x_ptr.dtype.element_ty
         a_ptr = tl.multiple_of(tl.load(a_table + entry).to(tl.pointer_type(dtype)), 16)
@@ -167,9 +166,10 @@ def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) ->
     splits, part = adapters.splits(inputs, rows)
     y = torch.empty(splits, rows, linears, tables.rank_cap, dtype=torch.float32, device=x_NI.device)
     grid = (rows // TILE, splits, linears * tables.rank_cap // 16)
+    # Not overlapping: it would take its place before the product it runs beside, which then finds no room.
     _shrink_kernel[grid](
         x_NI, y, adapters.slot_of_tile, tables.a, tables.rank, tables.linears, first_linear, inputs, rows, linears,
-        tables.rank_cap, PART=part, STEP=128, TILE_ROWS=TILE, num_warps=4, **overlapping(x_NI.device),
+        tables.rank_cap, PART=part, STEP=128, TILE_ROWS=TILE, num_warps=4,
     )  # fmt: skip
     return y
 

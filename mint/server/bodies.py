@@ -65,7 +65,8 @@ class BodyLimit:
             seconds = self._limits.body_seconds
             left = began + seconds + received / self._limits.body_rate - time.monotonic()
             try:  # after the body there is only the end of the connection to wait for, which may take its time
-                message = await asyncio.wait_for(receive(), None if whole else min(seconds, left))
+                async with asyncio.timeout(None if whole else min(seconds, left)):
+                    message = await receive()
             except TimeoutError:
                 raise TooSlow(
                     f"no more of the body came for {seconds:g} s, or less than {self._limits.body_rate} bytes a second "

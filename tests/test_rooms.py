@@ -17,6 +17,7 @@ FLOOR = {
     "chat",
     "checks",
     "columns",
+    "doorbell",
     "mistakes",
     "arguments",
     "machine",

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
+from mint.doorbell import Doorbell
+
 T = TypeVar("T")
 
 LOOP_THREAD = "mint-client"
@@ -23,22 +25,24 @@ logger = logging.getLogger("mint")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_bell: Doorbell | None = None
 _tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds its tasks weakly
 
 
-def background_loop() -> asyncio.AbstractEventLoop:
+def _background() -> tuple[asyncio.AbstractEventLoop, Doorbell]:
     """The process's event loop, in a daemon thread, started on first use."""
-    global _loop
+    global _loop, _bell
     with _lock:
-        if _loop is None:
+        if _loop is None or _bell is None:
             _loop = asyncio.new_event_loop()
+            _bell = Doorbell(_loop)
             threading.Thread(target=_loop.run_forever, name=LOOP_THREAD, daemon=True).start()
-        return _loop
+        return _loop, _bell
 
 
 def _forget_loop() -> None:
-    global _loop, _lock
-    _loop, _lock = None, threading.Lock()  # threads do not survive a fork, and the lock may have been held
+    global _loop, _bell, _lock
+    _loop, _bell, _lock = None, None, threading.Lock()  # threads do not survive a fork, and the lock may have been held
     _tasks.clear()
 
 
@@ -108,7 +112,7 @@ class APIFuture(concurrent.futures.Future[T]):
 
 def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFuture[T]:
     """Runs `work` on the background loop; calls of one thread begin in the order they are made."""
-    loop = background_loop()
+    loop, bell = _background()
     future: APIFuture[T] = APIFuture(cancellable)
 
     def begin() -> None:
@@ -120,5 +124,5 @@ def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFutu
         task.add_done_callback(_tasks.discard)
         task.add_done_callback(future._settle)
 
-    loop.call_soon_threadsafe(begin)
+    bell.call(begin)
     return future

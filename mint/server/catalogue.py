@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mint.backend import Backend, ModelFacts
+from mint.doorbell import arriving
 from mint.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Catalogue:
 
     async def _load(self, name: str) -> ModelFacts:
         try:
-            self._facts[name] = await asyncio.wrap_future(self._backend.load_model(name))
+            self._facts[name] = await arriving(self._backend.load_model(name))
         except BaseException:
             del self._loads[name]  # a download may succeed the next time
             raise

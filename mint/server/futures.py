@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mint import wire
+from mint.doorbell import arriving
 from mint.errors import BadRequest, Busy, Forbidden, Gone, MintError, NotFound
 from mint.server.limits import Limits
 from mint.types import ForwardBackwardOutput, SampleResponse
@@ -119,7 +120,7 @@ class Promise:
             except (Exception, asyncio.CancelledError) as error:
                 self.fail(error)
 
-        asyncio.wrap_future(self._work).add_done_callback(settle)
+        arriving(self._work).add_done_callback(settle)
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> None:
         """The same for work of several steps."""

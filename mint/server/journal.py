@@ -30,6 +30,10 @@ log = logging.getLogger("mint.server")
 
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="mint-journal")
 
+_AT_ONCE = 1 << 16
+"""Bytes of a record that is written without a change of threads, if it need not be flushed: the system takes so much
+into its memory sooner than another thread wakes up."""
+
 Head = dict[str, Any]
 
 
@@ -127,9 +131,13 @@ class Journal:
 
     def _put(self, item: _Item) -> None:
         self._untold += 1
+        loop = asyncio.get_running_loop()
+        if self._writer is None and not item.flush and len(item.data) <= _AT_ONCE:
+            loop.call_soon(self._told, [item], self._write([item]))
+            return
         self._pending.append(item)
         if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._drain())
+            self._writer = loop.create_task(self._drain())
 
     async def _drain(self) -> None:
         """Everything that arrived while the disk was busy is written and flushed together."""
@@ -139,14 +147,16 @@ class Journal:
             while batch:
                 count = next((n for n, item in enumerate(batch) if item.opens and n > 0), len(batch))
                 group, batch = batch[:count], batch[count:]
-                outcome = await loop.run_in_executor(_threads, self._write, group)
-                for n, item in enumerate(group):
-                    self._untold -= 1
-                    _tell(item.written, outcome if isinstance(outcome, Busy) else outcome[n])
+                self._told(group, await loop.run_in_executor(_threads, self._write, group))
         self._writer = None
 
+    def _told(self, group: list[_Item], outcome: list[Place] | Busy) -> None:
+        for n, item in enumerate(group):
+            self._untold -= 1
+            _tell(item.written, outcome if isinstance(outcome, Busy) else outcome[n])
+
     def _write(self, group: list[_Item]) -> list[Place] | Busy:
-        """On a thread of its own. All of the group, or nothing."""
+        """On a thread of its own, where it has to wait for the disk. All of the group, or nothing."""
         before = self._segment
         try:
             if group[0].opens:

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from mint import machine
+from mint.doorbell import arriving
 from mint.version import __version__
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Status:
         now = time.monotonic()
         if self._asking is None and now - self._asked > ENGINE_SECONDS:
             self._asked = now
-            self._asking = asyncio.wrap_future(self._server.backend.stats())
+            self._asking = arriving(self._server.backend.stats())
             self._asking.add_done_callback(self._told)
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=ENGINE_PATIENCE)

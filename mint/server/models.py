@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mint.backend import Backend
+from mint.doorbell import arriving
 from mint.errors import Busy, MintError, NotFound
 from mint.server.audit import Audit
 from mint.server.auth import User
@@ -238,7 +239,7 @@ class Models:
     async def _end(self, model: Model) -> Answer:
         model.sequencer.close()
         await model.runner.close(NotFound(f"training model {model.id} was unloaded before this request's turn came."))
-        await asyncio.wrap_future(self._backend.release(model.id))
+        await arriving(self._backend.release(model.id))
         await asyncio.to_thread(model.journal.delete)
         return json_answer({"model_id": model.id, "type": "unload_model"})
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.backend import Backend
+from mint.doorbell import arriving
 from mint.errors import Busy, Internal, Interrupted, Lost, MintError
 from mint.server.futures import Answer, Promise, error_answer
 from mint.server.journal import Journal, Place
@@ -187,7 +188,7 @@ class Runner:
                 entry.work, entry.outcome = None, work
                 self._collect()
 
-        asyncio.wrap_future(work).add_done_callback(done)
+        arriving(work).add_done_callback(done)
 
     def _collect(self) -> None:
         """Answers in order."""
@@ -254,7 +255,7 @@ class Runner:
             self._journal.cover(mark.segment)
             self._history = self._history[self._history.index(mark) + 1 :]
 
-        asyncio.wrap_future(work).add_done_callback(done)
+        arriving(work).add_done_callback(done)
 
     # Losing the engine ----------------------------------------------------------------------------------------------
 
@@ -306,11 +307,11 @@ class Runner:
         self._pump()
 
     async def _make_adapter(self) -> None:
-        await asyncio.wrap_future(self._backend.release(self._adapter))
+        await arriving(self._backend.release(self._adapter))
         for call in self._make():
-            await asyncio.wrap_future(call())
+            await arriving(call())
         if (state := self._journal.newest_state()) is not None:
-            await asyncio.wrap_future(self._backend.load_state(self._adapter, str(state)))
+            await arriving(self._backend.load_state(self._adapter, str(state)))
 
 
 def _answer_of(entry: Entry, work: Future[Any]) -> Answer:

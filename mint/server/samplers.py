@@ -24,6 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from mint.backend import Backend, ModelFacts, OnTokens
 from mint.checks import check_sample
+from mint.doorbell import arriving
 from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
 from mint.server.catalogue import Catalogue, sizes
@@ -234,7 +235,7 @@ class Samplers:
         if policy.checkpoint is not None:
             folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
         generation = self._backend.generation
-        await asyncio.wrap_future(self._backend.load_policy(policy.name, policy.base_model, folder))
+        await arriving(self._backend.load_policy(policy.name, policy.base_model, folder))
         policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
 
     def _is_there(self, policy: Policy) -> bool:
@@ -267,7 +268,7 @@ class Samplers:
             generation = self._backend.generation
             try:
                 work = self._backend.sample(policy.name, request)
-                return sample_answer(await asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, work)))
+                return sample_answer(await arriving(self._meter.sampled(owner, policy.run, request, work)))
             except Lost:
                 policy.facts = None  # it is loaded again
             except Interrupted:
@@ -290,7 +291,7 @@ class Samplers:
         self.check(policy, request)
         leave = self._queues.enter(Load(None, samples=request.num_samples))
         drawing = self._backend.sample(policy.name, request, on_tokens)
-        work = asyncio.wrap_future(self._meter.sampled(owner, policy.run, request, drawing))
+        work = arriving(self._meter.sampled(owner, policy.run, request, drawing))
         work.add_done_callback(lambda _: leave())
         self._awaited[owner].add(work)
         work.add_done_callback(partial(self._arrived, owner))

@@ -69,10 +69,12 @@ class Batch(Response):
                     await news.wait()
                     news.clear()
                     ready, settled[:] = settled[:], []
-                    await tell([await self._result(index, left.pop(index)) for index in ready])
+                    frames = [await self._result(index, left.pop(index)) for index in ready]
+                    await tell(frames, more=bool(left))
         except TimeoutError:
             pass
-        await tell([_envelope(index, promise) for index, promise in left.items()], more=False)
+        if left or not any(self._promises):
+            await tell([_envelope(index, promise) for index, promise in left.items()], more=False)
 
     async def _result(self, index: int, promise: Promise) -> bytes:
         answer = await self._server.futures.wait(promise)

@@ -6,8 +6,8 @@
     python benchmarks/doctor.py --again    # makes no run: the doctor of today on the runs recorded for the tests
     python benchmarks/doctor.py --report   # only docs/doctor.md, from the committed results
 
-Faults and clean runs are in planted_faults.py (in the library's loop) and own_loop_faults.py (in a loop on the raw
-client). Prints a table, then one line of JSON.
+Faults and clean runs are in planted_faults.py (in the library's loop), own_loop_faults.py (in a loop on the raw client)
+and agent_loop.py (in one with several turns and a tool). Prints a table, then one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from agent_loop import AGENT_CLEAN, AGENT_FAULTS
 from own_loop_faults import OWN_CLEAN, OWN_FAULTS, OwnLoop
 from planted_faults import CLEAN, FAULTS, Fault
 from rich.progress import track
@@ -43,7 +44,10 @@ TEXT = ROOT / "benchmarks" / "doctor_page.md"
 PLACES = ("log_path", "base_url", "dataset_source")
 DECIMALS = 6
 LOOK_EVERY = 5
-RUNS: dict[str, list[Fault | OwnLoop]] = {"faults": [*FAULTS, *OWN_FAULTS], "clean": [*CLEAN, *OWN_CLEAN]}
+RUNS: dict[str, list[Fault | OwnLoop]] = {
+    "faults": [*FAULTS, *OWN_FAULTS, *AGENT_FAULTS],
+    "clean": [*CLEAN, *OWN_CLEAN, *AGENT_CLEAN],
+}
 
 
 def folder_name(fault: Fault | OwnLoop) -> str:
@@ -151,6 +155,7 @@ def page(results: dict[str, Any]) -> str:
         faults=len(faults),
         in_library=len(FAULTS),
         in_own_loop=len(OWN_FAULTS),
+        in_agent=len(AGENT_FAULTS),
         named=sum(map(named, faults)),
         live=sum(result["expected"] in result["live"] for result in faults),
         clean=len(clean),

@@ -64,7 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this benchmark reads a GPU's memory counters, and there is no CUDA device here.")
-    rows = []
+    result: dict[str, Any] = {"hardware": hardware(), "shape": SHAPE, "rows": []}
+    rows = result["rows"]
     device = Device(torch.device("cuda"), torch.bfloat16, "chosen for a benchmark")
     with tempfile.TemporaryDirectory() as folder:
         path = str(save_model(SHAPE, Path(folder)))
@@ -82,15 +83,15 @@ def main() -> None:
                 rows.append({"side": name} | measure(side, case.filled(SHAPES[SHAPE].vocab_size), options.rounds))
                 print(
                     "{side:>20} {case:>24} {training_gib:7.2f} GiB more, recordings {recordings_gib:7.2f} GiB "
-                    "{tokens_per_second:8} tok/s".format(**rows[-1])
+                    "{tokens_per_second:8} tok/s".format(**rows[-1]),
+                    flush=True,
                 )
+                if options.out:
+                    options.out.write_text(json.dumps(result, indent=1) + "\n")
             side.close()
             del side
             gc.collect()
             torch.cuda.empty_cache()
-    result = {"hardware": hardware(), "shape": SHAPE, "rows": rows}
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
 

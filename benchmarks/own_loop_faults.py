@@ -325,6 +325,99 @@ class CodeNextGroups(NextGroupsAdvantages, Code):
     pass
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# The third lot, made up after the checks for the others were done
+
+
+class CutAtTheLeft(Loop):
+    def prompt(self, problem: Problem) -> list[int]:
+        return super().prompt(problem)[-9:]
+
+
+class CutAtTheRight(Loop):
+    def prompt(self, problem: Problem) -> list[int]:
+        return super().prompt(problem)[:14]
+
+
+class ShuffledLogprobs(Loop):
+    def datum(self, prompt: list[int], sequence: SampledSequence, advantage: float) -> Datum:
+        logprobs = list(sequence.logprobs or [])
+        random.Random(len(logprobs)).shuffle(logprobs)
+        return datum_of(prompt, sequence.tokens, logprobs, advantage)
+
+
+class TrainerAtAnotherTemperature(Loop):
+    def update(self, step: int, data: list[Datum]) -> None:
+        if data:
+            self.trainer.forward_backward(data, self.loss_fn, loss_fn_config={"temperature": 2.0})
+            self.trainer.optim_step(AdamParams(learning_rate=self.rate)).result()
+
+
+class BaselineAcrossGroups(Loop):
+    """The mean is taken over the n-th members of all groups."""
+
+    def advantages(self, rewards: list[list[float]]) -> list[list[float]]:
+        means = np.mean(rewards, axis=0)
+        return (np.array(rewards) - means).tolist()
+
+
+class FirstTokenLeftOut(Loop):
+    def datum(self, prompt: list[int], sequence: SampledSequence, advantage: float) -> Datum:
+        datum = super().datum(prompt, sequence, advantage)
+        advantages = datum.loss_fn_inputs["advantages"].tolist()
+        advantages[len(prompt) - 1] = 0.0
+        return Datum(datum.model_input, {**datum.loss_fn_inputs, "advantages": advantages})
+
+
+class ForBrevity(Loop):
+    def reward(self, text: str, problem: Problem) -> float:
+        return 1 / (1 + len(text.strip()))
+
+
+class StepBeforeGradient(Loop):
+    def update(self, step: int, data: list[Datum]) -> None:
+        if data:
+            moved = self.trainer.optim_step(AdamParams(learning_rate=self.rate))
+            self.trainer.forward_backward(data, self.loss_fn)
+            moved.result()
+
+
+class LargeEps(Loop):
+    def update(self, step: int, data: list[Datum]) -> None:
+        if data:
+            self.trainer.forward_backward(data, self.loss_fn)
+            self.trainer.optim_step(AdamParams(learning_rate=self.rate, eps=100.0)).result()
+
+
+class LargeDecay(Loop):
+    def update(self, step: int, data: list[Datum]) -> None:
+        if data:
+            self.trainer.forward_backward(data, self.loss_fn)
+            self.trainer.optim_step(AdamParams(learning_rate=self.rate, weight_decay=300.0)).result()
+
+
+class TestedOnTrained(Loop):
+    def problems(self, step: int) -> list[Problem]:
+        problems = self.drawn(self.rng, self.batch, held_out=False)
+        self.seen = [*getattr(self, "seen", []), *problems]
+        return problems
+
+    def drawn(self, rng: random.Random, count: int, held_out: bool) -> list[Problem]:
+        if held_out and hasattr(self, "seen"):
+            return [rng.choice(self.seen) for _ in range(count)]
+        return super().drawn(rng, count, held_out=False)
+
+
+class WithoutSign(Loop):
+    def advantages(self, rewards: list[list[float]]) -> list[list[float]]:
+        return [[abs(advantage) for advantage in group] for group in super().advantages(rewards)]
+
+
+class GoodLost(Loop):
+    def kept(self, data: list[Datum]) -> list[Datum]:
+        return [datum for datum in data if datum.loss_fn_inputs["advantages"].to_numpy().min() < 0]
+
+
 OWN_FAULTS: list[OwnLoop] = [
     OwnLoop("other vocabulary of the same size", "wrong_tokenizer", OtherVocabulary),
     OwnLoop("another model's chat template", "wrong_template", OtherTemplate),
@@ -370,6 +463,19 @@ OWN_FAULTS: list[OwnLoop] = [
     OwnLoop("code, grader wants a newline", "rejects_reference", CodeWantsANewline),
     OwnLoop("code, a stop inside answers", "stops_early", CodeStopInside),
     OwnLoop("code, advantages of the next group", "wrong_advantage", CodeNextGroups),
+    OwnLoop("prompts cut at the left", "ambiguous_prompts", CutAtTheLeft),
+    OwnLoop("prompts cut at the right", "ambiguous_prompts", CutAtTheRight),
+    OwnLoop("log-probs shuffled within an answer", "mismatch", ShuffledLogprobs),
+    OwnLoop("trainer at another temperature", "mismatch", TrainerAtAnotherTemperature),
+    OwnLoop("baseline across groups", "wrong_advantage", BaselineAcrossGroups, missed=True),
+    OwnLoop("first token left out of the loss", "mask", FirstTokenLeftOut),
+    OwnLoop("reward for brevity", "reward_unrelated", ForBrevity),
+    OwnLoop("optimizer step before the gradient", "stale_sampler", StepBeforeGradient),
+    OwnLoop("Adam's eps of 100", "learning_rate_small", LargeEps),
+    OwnLoop("weight decay of 300", "learning_rate_small", LargeDecay, missed=True),
+    OwnLoop("tested on what was trained on", "leaked_holdout", TestedOnTrained),
+    OwnLoop("advantages without their sign", "wrong_advantage", WithoutSign),
+    OwnLoop("good answers lost", "dropped_rollouts", GoodLost),
 ]
 
 

@@ -5,9 +5,9 @@
 Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
 because a busy machine only ever makes a round slower. Both have the same random weights and a rank-16 LoRA on every
 linear of the layers (ours on the unembedding as well). On the CPU ours uses the cores there are, or OMP_NUM_THREADS of
-them; the peer runs with one thread and with as many, and its better figure counts. With `--device cuda` also: how far
-the sampler's log-probs are from the trainer's, and how long it takes from an optimizer step until the new policy can be
-sampled. The last line is JSON.
+them; the peer runs with one thread and with as many, and its better figure counts. With `--device cuda` the peer runs
+one round, and there are also: draws with filters, the deterministic mode, how far the sampler's log-probs are from the
+trainer's, and how long it takes from an optimizer step until the new policy can be sampled. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,14 @@ CASES: dict[str, list[Case]] = {
         ("qwen3-0.6b", "1 x 1 x 128", [64], 1, 128),
     ],
 }
+# On a GPU, ours alone: how requests may differ...
+FILTERS: dict[str, dict[str, Any]] = {
+    "top-p 0.95": {"top_p": 0.95},
+    "top-k 50": {"top_k": 50},
+    "min-p 0.05": {"min_p": 0.05},
+}
+# ...and what the mode costs in which no sample depends on its company.
+DETERMINISTIC = ("256 x 1 x 128", "1 x 1 x 128")
 
 
 class Ours:
@@ -77,10 +87,12 @@ class Ours:
                 up.normal_(std=0.01)
         return adapter
 
-    def sample(self, prompts: list[list[int]], samples: int, tokens: int, adapters: list[Adapter]) -> list[Any]:
+    def sample(
+        self, prompts: list[list[int]], samples: int, tokens: int, adapters: list[Adapter], **filters: Any
+    ) -> list[Any]:
         answers: dict[int, SampleResponse] = {}
         for n, prompt in enumerate(prompts):
-            params = SamplingParams(max_tokens=tokens, seed=n, stop=[])
+            params = SamplingParams(max_tokens=tokens, seed=n, stop=[], **filters)
             request = SampleRequest(ModelInput.from_ints(prompt), params, samples)
             self.sampler.add(request, adapters[n % len(adapters)], lambda answer, n=n: answers.__setitem__(n, answer))  # type: ignore[misc]
         while self.sampler.has_work:
@@ -128,20 +140,21 @@ def seconds(call: Callable[[], Any], device: Device) -> float:
     return time.perf_counter() - started
 
 
-def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: int) -> dict[str, Any]:
+def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: int, **filters: Any) -> dict[str, Any]:
     name, label, lengths, samples, tokens = case
     rng = np.random.default_rng(0)
     adapter = ours.adapter().snapshot(ours.model.dtype)
     vocabulary = ours.model.facts.vocab_size
     sides: list[Callable[[list[list[int]], int], Any]] = [
-        lambda prompts, count: ours.sample(prompts, samples, count, [adapter]),
+        lambda prompts, count: ours.sample(prompts, samples, count, [adapter], **filters),
         *(lambda prompts, count, peer=peer: peer.sample(prompts, samples, count) for peer in peers),  # type: ignore[misc]
     ]
-    for side in sides:
-        side(prompts_of(rng, lengths, vocabulary), min(tokens, 24))
+    for number, side in enumerate(sides):
+        side(prompts_of(rng, lengths, vocabulary), 2 if number else min(tokens, 24))
     rounds_of: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, times in zip(sides, rounds_of, strict=True):
+    for number in range(rounds):
+        running = sides[:1] if number and device.torch_device.type == "cuda" else sides
+        for side, times in zip(running, rounds_of, strict=False):
             prompts = prompts_of(rng, lengths, vocabulary)
             times.append(seconds(lambda side=side, prompts=prompts: side(prompts, tokens), device))  # type: ignore[misc]
     took = {"ours": rounds_of[0]}
@@ -160,6 +173,18 @@ def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: i
         row["ratio"] = min(took["transformers_peft"]) / min(took["ours"])
         row["ratio_of_medians"] = statistics.median(took["transformers_peft"]) / statistics.median(took["ours"])
     return row
+
+
+def variants(ours: Ours, path: str, device: Device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Of the GPU's cases, ours alone: draws with filters, then the deterministic mode."""
+    first, *_ = CASES["cuda"]
+    for label, filters in FILTERS.items():
+        yield compare(ours, [], first, device, rounds, **filters) | {"case": f"{first[1]}, {label}"}
+    steady = replace(device, steady=True)
+    deterministic = Ours(path, steady)
+    for case in CASES["cuda"]:
+        if case[1] in DETERMINISTIC:
+            yield compare(deterministic, [], case, steady, rounds) | {"case": f"{case[1]}, deterministic"}
 
 
 def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
@@ -249,6 +274,12 @@ def refresh(ours: Ours, device: Device) -> dict[str, float]:
     }
 
 
+def described(row: dict[str, Any]) -> str:
+    line = f"{row['shape']:>13} {row['case']:>28}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
+    line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
+    return line + (f"; {row['ratio']:.2f} x transformers + PEFT" if "ratio" in row else "")
+
+
 def keep(result: dict[str, Any], out: Path | None) -> None:
     """As it grows, so that an interrupted run is not lost."""
     if out:
@@ -278,12 +309,13 @@ def main() -> None:
                 threads = [1] if cuda else sorted({1, cores().count})
                 peers = [Peer(path, device, count) for count in threads] if args.against else []
                 gc.freeze()  # as the engine's process does
-            row = compare(ours, peers, case, device, args.rounds) | {"threads": None if cuda else threads[-1]}
-            result["rows"].append(row)
-            line = f"{row['shape']:>13} {row['case']:>26}: {row['ours']['tokens_per_second']:9.0f} tok/s, "
-            line += f"{row['ours']['ms_per_step']:7.2f} ms a step"
-            print(line + (f"; {row['ratio']:.2f} x transformers + PEFT" if peers else ""), flush=True)
-            keep(result, args.out)
+            rows = iter([compare(ours, peers, case, device, args.rounds)])
+            if cuda and case is widest:
+                rows = chain(rows, variants(ours, path, device, args.rounds))
+            for row in rows:
+                result["rows"].append(row | {"threads": None if cuda else threads[-1]})
+                print(described(row), flush=True)
+                keep(result, args.out)
             if case is widest:
                 if cuda:
                     result["agreement"], result["refresh"] = agreement(ours), refresh(ours, device)

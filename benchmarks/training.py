@@ -1,6 +1,7 @@
 """Forward and backward passes a second: the engine, beside transformers + PEFT on the same data in the same run.
 
     python benchmarks/training.py --against peft                       # CPU: the small model, SmolLM2-135M's shape
+    python benchmarks/training.py --against torch --threads 1          # CPU: beside the engine's own pass through torch
     python benchmarks/training.py --device cuda --against peft         # GPU: Qwen3-0.6B's shape
     python benchmarks/training.py --shape small --cases even ragged    # some of it
 
@@ -131,9 +132,10 @@ def _prompts(total: int, peft: bool) -> list[Case]:
 
 
 class Ours:
-    def __init__(self, folder: str, device: Device | None, lean: bool = False) -> None:
+    def __init__(self, folder: str, device: Device | None, lean: bool = False, native: bool = True) -> None:
+        """`native`: in native code, where the engine has it."""
         self._engine = Engine([folder], device, lean=lean)
-        self._folder = folder
+        self._folder, self._native = folder, native
 
     def prepare(self, case: Case) -> Callable[[], None]:
         """One call for each adapter, with its share of the data, all under way at once."""
@@ -141,6 +143,9 @@ class Ours:
         lora = LoraConfig(rank=case.rank, seed=0, train_unembed=case.unembed)
         for name in names:
             self._engine.create_adapter(name, self._folder, lora).result()
+        if not self._native:
+            for runtime in self._engine._runtimes.values():
+                runtime.model.native_training = None
         shares = [case.data[n :: case.adapters] for n in range(case.adapters)]
         shortest = 2**62 if case.shared is False else tree.SHORTEST_SHARED
 
@@ -226,7 +231,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def measure(case: Case, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
-    runs = {name: side.prepare(case) for name, side in sides.items() if name == "ours" or case.peft}
+    runs = {name: side.prepare(case) for name, side in sides.items() if name != "peft" or case.peft}
     took: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -237,18 +242,18 @@ def measure(case: Case, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
         sides[name].finish(case)
     row: dict[str, Any] = {"case": case.name, "tokens": case.tokens}
     row |= {f"{name}_tokens_per_second": round(case.tokens / min(times)) for name, times in took.items()}
-    if "peft" in took:
-        row["ratio"] = round(min(took["peft"]) / min(took["ours"]), 2)
+    for peer in took.keys() - {"ours"}:
+        row["ratio"] = round(min(took[peer]) / min(took["ours"]), 2)
     return row
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'':>36} {'tokens':>8} {'ours, tok/s':>12} {'peft, tok/s':>12} {'ratio':>6}"]
+    lines = [f"{'':>36} {'tokens':>8} {'ours, tok/s':>12} {'peer, tok/s':>12} {'ratio':>6}"]
     for row in rows:
-        peft, ratio = (row.get(key, "") for key in ("peft_tokens_per_second", "ratio"))
+        peer = row.get("peft_tokens_per_second", row.get("torch_tokens_per_second", ""))
         lines.append(
             f"{row['shape'] + ', ' + row['case']:>36} {row['tokens']:>8} {row['ours_tokens_per_second']:>12} "
-            f"{peft:>12} {ratio:>6}"
+            f"{peer:>12} {row.get('ratio', ''):>6}"
         )
     return "\n".join(lines)
 
@@ -261,18 +266,23 @@ def run_shape(shape: str, options: argparse.Namespace) -> Iterator[dict[str, Any
         sides: dict[str, Any] = {"ours": Ours(path, device)}
         if options.against == "peft":
             sides["peft"] = Peft(path, device.torch_device, device.dtype, options.peft_sequences)
+        elif options.against == "torch":
+            sides["torch"] = Ours(path, device, native=False)
         for case in cases(options.device, shape):
             if options.cases and not any(case.name.startswith(wanted) for wanted in options.cases):
                 continue
             yield {"shape": shape} | measure(case.filled(SHAPES[shape].vocab_size), sides, options.rounds)
-        sides["ours"].close()
+        for side in sides.values():
+            side.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=tuple(SHAPES), nargs="+", help="default: those of the device")
-    parser.add_argument("--against", choices=("peft",), help="run it beside the engine")
+    parser.add_argument(
+        "--against", choices=("peft", "torch"), help="beside the engine; torch: the engine without native code"
+    )
     parser.add_argument("--peft-sequences", type=int, default=2**30, help="how many PEFT has at once; default: all")
     parser.add_argument("--cases", nargs="+", help="only cases whose names begin so")
     parser.add_argument("--rounds", type=int, default=5)
@@ -285,7 +295,7 @@ def main() -> None:
     facts = hardware() | {"threads": torch.get_num_threads()}
     shapes = options.shape or (["qwen3-0.6b"] if options.device == "cuda" else ["small", "smollm2-135m"])
     result: dict[str, Any] = {"hardware": facts, "rows": []}
-    if options.against:
+    if options.against == "peft":
         result["peft_sequences"] = options.peft_sequences
     for shape in shapes:
         for row in run_shape(shape, options):

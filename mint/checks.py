@@ -91,7 +91,10 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str] | None = None) ->
         options[key] = float(value)
     low, high = options.get("clip_low_threshold", 0.0), options.get("clip_high_threshold", math.inf)
     if low > high:
-        raise BadRequest(f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself.")
+        raise BadRequest(
+            f"clip_low_threshold {low} is above clip_high_threshold {high}; both bound the ratio itself: 0.2 to either "
+            "side of 1 is 0.8 and 1.2."
+        )
     return options
 
 

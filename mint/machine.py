@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import shutil
 import sys
@@ -21,13 +20,6 @@ def free_memory() -> int:
         return UNKNOWN
     facts = dict(line.split(":") for line in meminfo.read_text().splitlines())
     return min(int(facts["MemAvailable"].split()[0]) * 1024, _free_in_container())
-
-
-def total_memory() -> int:
-    """Bytes of memory in all, or that the container may have."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _container_limit()
-    return machine if limit is None else min(machine, limit)
 
 
 def process_memory(pid: int | None = None) -> int:

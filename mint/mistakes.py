@@ -44,6 +44,7 @@ def check_plausible(data: Sequence[Datum], loss_fn: str, config: Mapping[str, fl
     """Raises `BadRequest` for the first mistake, by datum and position. The data have passed `check_data`."""
     if (config or {}).get(UNCHECKED) or loss_fn not in LOSS_FNS:
         return
+    _check_clips(config or {})
     columns = Columns.of(data)
     if columns is not None and _are_plausible(columns):
         return
@@ -54,6 +55,18 @@ def check_plausible(data: Sequence[Datum], loss_fn: str, config: Mapping[str, fl
             _check_logprobs(read)
             _check_mask(read)
     _check_offset([read for read in data_read if read is not None and read.advantages is not None])
+
+
+def _check_clips(config: Mapping[str, float | str]) -> None:
+    """A range that leaves out 1 clips the policy that sampled: the bounds were meant as distances from 1."""
+    for name, beside in (("clip_low_threshold", -1), ("clip_high_threshold", 1)):
+        given = config.get(name)
+        if isinstance(given, (int, float)) and (given - 1) * beside < 0:
+            example = f" For a distance of {given:g} give {1 + beside * given:g}." if 0 < given < 1 else ""
+            raise BadRequest(
+                f"loss_fn_config[{name!r}] is {given:g}; it bounds the ratio itself, which is 1 where nothing has "
+                f"changed, so it must be {'at least' if beside > 0 else 'at most'} 1.{example} {_SWITCH}"
+            )
 
 
 def _are_plausible(data: Columns) -> bool:

@@ -154,3 +154,20 @@ def test_what_documented_code_may_send_is_warned_of_and_not_refused() -> None:
     assert not list(warnings_about([placeholder, rl()], "importance_sampling"))
     assert not list(warnings_about([silent, sft(FULL)], "cross_entropy"))
     assert not list(warnings_about([rl(advantages=[0.0] * 8)], "importance_sampling"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"clip_low_threshold": 0.0, "clip_high_threshold": 0.2},
+            r"'clip_high_threshold'\] is 0.2.*at least 1. For a distance of 0.2 give 1.2",
+        ),
+        ({"clip_low_threshold": 1.5, "clip_high_threshold": 2.0}, r"'clip_low_threshold'\] is 1.5.*at most 1"),
+    ],
+)
+def test_a_clip_range_given_as_distances_from_1_is_refused_with_the_range_that_was_meant(config, said) -> None:
+    with pytest.raises(BadRequest, match=said):
+        check([rl()], "ppo", config)
+    check([rl()], "ppo", config | {"unchecked": 1})
+    check([rl()], "ppo", {"clip_low_threshold": 1.0, "clip_high_threshold": 1.0})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mint.backend import ModelFacts
 from mint.checks import WEIGHTS, check_data
+from mint.columns import Columns, compact
 from mint.engine import tree
 from mint.engine.logprobs import Cells
 from mint.engine.losses import LossOptions, LossTokens
@@ -26,6 +28,9 @@ from mint.engine.shared_attention import FlashLayout, flash_layout, power_of_two
 from mint.engine.tree import Tree
 from mint.errors import BadRequest
 from mint.types import Datum
+
+# Inputs that may be left out: then they are what loss_fn_config says for all tokens, or 0.
+FILLED_IN = ("logprobs", "advantages", "clip_low_threshold", "clip_high_threshold")
 
 
 @dataclass(frozen=True)
@@ -41,29 +46,46 @@ class Example:
     its advantage is not 0 (clients that send no weights mark prompts by advantage 0 and a placeholder log-prob)."""
     inputs_NK: dict[str, np.ndarray]
 
+    def part(self, start: int, stop: int) -> Example:
+        """Those tokens alone, of datums laid end to end."""
+        return Example(
+            tokens_N=self.tokens_N[start:stop],
+            targets_NK=self.targets_NK[start:stop],
+            target_shape=(stop - start, *self.target_shape[1:]),
+            weights_NK=self.weights_NK[start:stop],
+            counted_NK=self.counted_NK[start:stop],
+            inputs_NK={key: array[start:stop] for key, array in self.inputs_NK.items()},
+        )
+
 
 def read_data(data: Sequence[Datum], loss_fn: str, options: LossOptions, facts: ModelFacts) -> list[Example]:
     """Checks every datum, then fills in the inputs that were left out."""
+    data = compact(data)
     check_data(data, loss_fn, facts.vocab_size, facts.max_context)
-    return [_read(f"datum {index}", datum, options) for index, datum in enumerate(data)]
+    if isinstance(data, Columns) and not {"clip_low_threshold", "clip_high_threshold"} & data.inputs.keys():
+        whole = _read("the data", data.tokens, dict(data.inputs), options)
+        ends = np.cumsum(data.lengths).tolist()
+        return [whole.part(start, stop) for start, stop in pairwise([0, *ends])]
+    return [
+        _read(
+            f"datum {index}",
+            np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks]),
+            {key: tensor.to_numpy() for key, tensor in datum.loss_fn_inputs.items()},
+            options,
+        )
+        for index, datum in enumerate(data)
+    ]
 
 
-def _read(where: str, datum: Datum, options: LossOptions) -> Example:
-    tokens_N = np.concatenate([np.asarray(chunk.tokens, dtype=np.int64) for chunk in datum.model_input.chunks])
-    given = {"weights" if key in WEIGHTS else key: t.to_numpy() for key, t in datum.loss_fn_inputs.items()}
+def _read(where: str, tokens_N: np.ndarray, inputs: dict[str, np.ndarray], options: LossOptions) -> Example:
+    given = {"weights" if key in WEIGHTS else key: array for key, array in inputs.items()}
     targets = given.pop("target_tokens")
     ones = np.ones(targets.shape, np.float32)
     counted = given.get("weights", given.get("advantages", ones)) != 0
-    defaults = {
-        "logprobs": 0.0 * ones,
-        "advantages": 0.0 * ones,
-        "clip_low_threshold": options.get("clip_low_threshold", 0.0) * ones,
-        "clip_high_threshold": options.get("clip_high_threshold", 0.0) * ones,
-        "sequence_ratio_mask": counted.astype(np.float32),
-    }
     weights = given.pop("weights", ones)
-    inputs = defaults | given
-    if (crossed := inputs["clip_low_threshold"] > inputs["clip_high_threshold"]).any():
+    filled = {key: given[key] if key in given else np.full_like(ones, options.get(key, 0.0)) for key in FILLED_IN}
+    filled |= {"sequence_ratio_mask": counted.astype(np.float32)} | given
+    if (crossed := filled["clip_low_threshold"] > filled["clip_high_threshold"]).any():
         raise BadRequest(
             f"{where}: clip_low_threshold is above clip_high_threshold at position {int(np.argmax(crossed))}; both "
             "bound the ratio itself."
@@ -72,7 +94,7 @@ def _read(where: str, datum: Datum, options: LossOptions) -> Example:
     def columns(array: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return array.reshape(len(tokens_N), -1).astype(dtype, copy=False)
 
-    by_column = {key: columns(array) for key, array in inputs.items()}
+    by_column = {key: columns(array) for key, array in filled.items()}
     return Example(
         tokens_N, columns(targets, np.int64), targets.shape, columns(weights), columns(counted, np.bool_), by_column
     )
@@ -98,13 +120,13 @@ def plan_evenly(sequences: Sequence[np.ndarray], token_budget: int, parts_of: Ca
     little beyond the budget rather than with a small one at the end."""
     total = sum(cost for _, cost in _clusters(sequences, token_budget))
     parts = parts_of(total)
-    clusters = _clusters(sequences, -(-total // parts))
-    total = sum(cost for _, cost in clusters)
     batches: list[list[int]] = [[] for _ in range(parts)]
-    before = 0
-    for cluster, cost in clusters:
-        batches[(2 * before + cost) * parts // (2 * total)] += cluster
-        before += cost
+    loads = [0] * parts
+    # The largest first, each to whoever has least: lengths are mixed, and with them what attention costs a token.
+    for cluster, cost in sorted(_clusters(sequences, -(-total // parts)), key=lambda found: -found[1]):
+        lightest = loads.index(min(loads))
+        batches[lightest] += cluster
+        loads[lightest] += cost
     return [batch for batch in batches if batch]
 
 
@@ -154,12 +176,7 @@ class Batch:
     inputs_C: dict[str, Tensor]
 
     def to(self, device: torch.device) -> Batch:
-        tensors = {
-            name: getattr(self, name).to(device)
-            for name in ("tokens_T", "positions_T", "targets", "cells_C", "sequence_C", "weights_C", "counted_C")
-        }
-        inputs_C = {key: tensor.to(device) for key, tensor in self.inputs_C.items()}
-        return replace(self, **tensors, inputs_C=inputs_C, layout=self.layout and self.layout.to(device))
+        return self.with_tensors([tensor.to(device) for tensor in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
         """All a pass reads; those of another batch of the same `size` fit in their place."""
@@ -168,6 +185,25 @@ class Batch:
             *(self.cells_C, self.sequence_C, self.weights_C, self.counted_C, *self.inputs_C.values()),
             *([] if self.layout is None else self.layout.tensors()),
         ]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
+        """With others of the same shapes, in the order of `tensors()`."""
+        given = iter(tensors)
+        tokens_T, positions_T = next(given), next(given)
+        targets = self.targets.with_tensors([next(given) for _ in self.targets.tensors()])
+        cells_C, sequence_C, weights_C, counted_C = (next(given) for _ in range(4))
+        return replace(
+            self,
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            targets=targets,
+            cells_C=cells_C,
+            sequence_C=sequence_C,
+            weights_C=weights_C,
+            counted_C=counted_C,
+            inputs_C={key: next(given) for key in self.inputs_C},
+            layout=self.layout and self.layout.with_tensors(list(given)),
+        )
 
     @property
     def size(self) -> Hashable:
@@ -197,9 +233,9 @@ class Batch:
 
     def split(self, logprobs_S: Tensor) -> list[np.ndarray]:
         """Log-probs of each example, in the shape of its targets."""
-        sizes = [math.prod(shape) for shape in self.target_shapes]
-        parts = logprobs_S.detach().float().cpu()[: sum(sizes)].split(sizes)
-        return [part.reshape(shape).numpy() for part, shape in zip(parts, self.target_shapes, strict=True)]
+        ends = np.cumsum([math.prod(shape) for shape in self.target_shapes])
+        parts = np.split(logprobs_S.detach().float().cpu().numpy()[: ends[-1]], ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self.target_shapes, strict=True)]
 
 
 def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = False) -> Batch:

@@ -34,6 +34,10 @@ FAMILIES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary embeddings whose frequencies do not depend on the length of the sequence.
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 
+# Rows left free below the weights of each linear on a GPU: for the A of an adapter up to this rank, so that both are
+# one product.
+ROOM = 64
+
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +51,10 @@ class Projection:
     """The linears, as adapters name them..."""
     sizes: tuple[int, ...]
     """...and how many of the outputs are each one's."""
+    roomy_OI: Tensor | None = None
+    """The weights with ROOM rows for each linear below them, where there is such room..."""
+    roomy_bias_O: Tensor | None = None
+    """...and the bias with as many zeros."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,12 @@ class FusedDecoder:
         self.embedding = decoder.embed_tokens.weight
         self.final_norm = decoder.norm.weight
         linears = model.linears
-        self.unembedding = _fuse([(UNEMBEDDING, linears[UNEMBEDDING])])
+        room = ROOM if model.device.type == "cuda" else 0
+        self.unembedding = _fuse([(UNEMBEDDING, linears[UNEMBEDDING])], room)
         names = {id(linear): path for path, linear in linears.items()}
 
         def fuse(*parts: LoraLinear) -> Projection:
-            return _fuse([(names[id(part)], part) for part in parts])
+            return _fuse([(names[id(part)], part) for part in parts], room)
 
         self.layers: list[Layer] = []
         for layer, window in zip(decoder.layers, model.windows, strict=True):
@@ -185,16 +194,19 @@ def padded(rows: Sequence[tuple[Adapter | None, int]], multiple: int) -> tuple[R
     return runs, places
 
 
-def _fuse(parts: list[tuple[str, LoraLinear]]) -> Projection:
+def _fuse(parts: list[tuple[str, LoraLinear]], room: int) -> Projection:
     paths, linears = zip(*parts, strict=True)
     sizes = tuple(linear.out_features for linear in linears)
+    outputs, rows = sum(sizes), room * len(linears)
     bias_O = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    if len(linears) == 1:
+    if outputs + rows == len(linears[0].weight):
         return Projection(linears[0].weight, bias_O, paths, sizes)
-    weight_OI = torch.cat([linear.weight for linear in linears])
-    for linear, part in zip(linears, weight_OI.split(sizes), strict=True):
+    roomy_OI = linears[0].weight.new_zeros(outputs + rows, linears[0].in_features)
+    for linear, part in zip(linears, roomy_OI[:outputs].split(sizes), strict=True):
+        part.copy_(linear.weight)
         linear.weight.data = part
-    return Projection(weight_OI, bias_O, paths, sizes)
+    roomy_bias_O = None if bias_O is None else F.pad(bias_O, (0, rows))
+    return Projection(roomy_OI[:outputs], bias_O, paths, sizes, roomy_OI if rows else None, roomy_bias_O)
 
 
 def joined(adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:

@@ -16,19 +16,19 @@ from torch import Tensor
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a linear: up (scale * (down x))."""
+    """What an adapter adds to a linear: up (down x)."""
 
     down: Tensor
-    """[R, in]"""
+    """[R, in], the adapter's scale in it."""
     up: Tensor
     """[out, R]"""
-    scale: Tensor
-    """[]: a number the compiler does not take for a constant."""
 
 
 class Linear(NamedTuple):
     weight: Tensor
     bias: Tensor | None
+    together: Tensor | None = None
+    """With the weights of the linears it is computed with below it, where they lie so in memory."""
 
 
 class Norm(NamedTuple):
@@ -44,18 +44,23 @@ def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
     """Linears with one input as one product, their outputs side by side, what the adapter adds included."""
     if not any(added):
         return _joined([F.linear(x_TI, linear.weight, linear.bias) for linear in linears], dim=-1)
-    weight_OI = _joined([linear.weight for linear in linears])
-    biased = [linear.bias is not None for linear in linears]
-    bias_O = None
-    if any(biased):
-        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias in linears])
+    weight_OI, bias_O = side_by_side(linears)
     ours = [low for low in added if low is not None]
     down_RI = torch.cat([low.down for low in ours]).to(x_TI.dtype)
     none = weight_OI.new_zeros(0)
     up_OR = torch.block_diag(
-        *(none.reshape(len(w), 0) if low is None else low.up for (w, _), low in zip(linears, added, strict=True))
+        *(none.reshape(len(w), 0) if low is None else low.up for (w, *_), low in zip(linears, added, strict=True))
     ).to(x_TI.dtype)
-    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR, ours[0].scale)
+    return _Project.apply(x_TI, weight_OI, bias_O, down_RI, up_OR)
+
+
+def side_by_side(linears: Sequence[Linear]) -> tuple[Tensor, Tensor | None]:
+    weight_OI, bias_O = linears[0].together, None
+    if weight_OI is None:
+        weight_OI = _joined([linear.weight for linear in linears])
+    if any(linear.bias is not None for linear in linears):
+        bias_O = torch.cat([weight_OI.new_zeros(len(w)) if bias is None else bias for w, bias, _ in linears])
+    return weight_OI, bias_O
 
 
 def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -63,50 +68,60 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 class _Project(torch.autograd.Function):
-    """x W^T + z up^T with z = scale * down x. A product is not written twice: the smaller of its two sides gets columns
-    of its own for what the adapter adds, [x, z] @ [W, up]^T or, backward, [grad, grad of z] @ [W; down]."""
+    """x W^T + z up^T with z = down x. A product is not written twice: the smaller of its two sides gets columns of its
+    own for what the adapter adds, [x, z] @ [W, up]^T or, backward, [grad, grad of z] @ [W; down]."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: Tensor
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor
     ) -> Tensor:
         z_TR = x_TI @ down_RI.T
-        if _widens(weight_OI):
-            both = _widened(x_TI, z_TR, scale)
-            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR, scale)
+        if widens(weight_OI):
+            both = widened(x_TI, z_TR)
+            ctx.save_for_backward(both, None, weight_OI, down_RI, up_OR)
             return F.linear(both, torch.cat([weight_OI, up_OR], dim=1), bias_O)
-        z_TR = z_TR * scale
-        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR, scale)
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_RI, up_OR)
         return F.linear(x_TI, weight_OI, bias_O) + z_TR @ up_OR.T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grads
-        x_TI, z_TR, weight_OI, down_RI, up_OR, scale = ctx.saved_tensors
-        inputs, grad_TI = weight_OI.shape[1], None
+        x_TI, z_TR, weight_OI, down_RI, up_OR = ctx.saved_tensors
         if z_TR is None:
-            x_TI, z_TR = x_TI[:, :inputs], x_TI[:, inputs:]
-        if ctx.needs_input_grad[0] and _widens(weight_OI):
-            both = grad_TO @ _beside(weight_OI, up_OR)
-            grad_TR = both[:, inputs:] * scale
-            # Not addmm, which would copy first: compiled, the sum joins what comes next.
-            grad_TI = both[:, :inputs] + grad_TR @ down_RI
-        else:
-            grad_TR = (grad_TO @ up_OR) * scale
-            if ctx.needs_input_grad[0]:
-                grad_TI = torch.cat([grad_TO, grad_TR], dim=1) @ torch.cat([weight_OI, down_RI])
-        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR, None
+            x_TI, z_TR = apart(x_TI, weight_OI)
+        grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, ctx.needs_input_grad[0])
+        return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR
 
 
-def _widens(weight_OI: Tensor) -> bool:
+def apart(both: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """x and z of [x, z]."""
+    inputs = weight_OI.shape[1]
+    return both[:, :inputs], both[:, inputs:]
+
+
+def inputs_back(
+    grad_TO: Tensor, weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, wanted: bool
+) -> tuple[Tensor | None, Tensor]:
+    """The gradients of x, if wanted, and of z."""
+    if wanted and widens(weight_OI):
+        grad_TI, grad_TR = apart(grad_TO @ _beside(weight_OI, up_OR), weight_OI)
+        # Not addmm, which would copy first: compiled, the sum joins what comes next.
+        return grad_TI + grad_TR @ down_RI, grad_TR
+    grad_TR = grad_TO @ up_OR
+    if not wanted:
+        return None, grad_TR
+    return torch.cat([grad_TO, grad_TR], dim=1) @ torch.cat([weight_OI, down_RI]), grad_TR
+
+
+def widens(weight_OI: Tensor) -> bool:
     return weight_OI.shape[0] >= weight_OI.shape[1]
 
 
-def _widened(x_TI: Tensor, z_TR: Tensor, scale: Tensor) -> Tensor:
-    """[x, scale * z]"""
+def widened(x_TI: Tensor, z_TR: Tensor) -> Tensor:
+    """[x, z]"""
     if x_TI.is_cuda:
-        return torch.ops.mint.widen(x_TI, z_TR, scale)
-    return torch.cat([x_TI, z_TR * scale], dim=1)
+        return torch.ops.mint.widen(x_TI, z_TR)
+    return torch.cat([x_TI, z_TR], dim=1)
 
 
 def _beside(weight_OI: Tensor, up_OR: Tensor) -> Tensor:
@@ -141,37 +156,27 @@ def turn_heads(
     return rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD), v
 
 
-def turn_heads_on_gpu(
-    x_TO: Tensor, norms: tuple[Norm, Norm] | None, cos_TD: Tensor, sin_TD: Tensor, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in one kernel, `mint.engine.kernels.training`, which must have been imported."""
-    if norms is None:
-        return torch.ops.mint.turn_heads(x_TO, None, cos_TD, sin_TD, heads, kv_heads, 0.0, 0.0)
-    weight_2D = torch.stack([norm.weight for norm in norms])
-    norm = norms[0]
-    return torch.ops.mint.turn_heads(
-        x_TO, weight_2D, cos_TD, sin_TD, heads, kv_heads, norm.eps, 1.0 if norm.plus_one else 0.0
-    )
-
-
 def gate(act: Callable[[Tensor], Tensor], x_TG: Tensor) -> Tensor:
     """act(gate) * up, of gate and up side by side."""
     gate, up = x_TG.chunk(2, dim=-1)
     return act(gate) * up
 
 
-def silu_gate_on_gpu(act: Callable[[Tensor], Tensor], x_TG: Tensor) -> Tensor:
-    """`gate` for an `act` that is silu, with its gradient in one kernel of `mint.engine.kernels.training`."""
-    return _SiluGate.apply(x_TG)
+def heads_of(
+    x_TI: Tensor,
+    linears: Sequence[Linear],
+    added: Sequence[LowRank | None],
+    norms: tuple[Norm, Norm] | None,
+    cos_TD: Tensor,
+    sin_TD: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of the inputs, as `turn_heads` gives them."""
+    heads, kv_heads, _ = (len(linear.weight) // cos_TD.shape[1] for linear in linears)
+    return turn_heads(project(x_TI, linears, added), norms, cos_TD, sin_TD, heads, kv_heads)
 
 
-class _SiluGate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TG: Tensor) -> Tensor:
-        ctx.save_for_backward(x_TG)
-        return gate(F.silu, x_TG)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x_TG,) = ctx.saved_tensors
-        return torch.ops.mint.silu_gate_back(grads[0], x_TG)
+def mlp(
+    act: Callable[[Tensor], Tensor], x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | None]
+) -> Tensor:
+    """down(act(gate x) * up x); the linears are gate, up and down."""
+    return project(gate(act, project(x_TI, linears[:2], added[:2])), linears[2:], added[2:])

@@ -46,6 +46,8 @@ LINEARS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
+# Computed as one product.
+TOGETHER = (LINEARS[:3], LINEARS[4:6])
 NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -57,10 +59,13 @@ NORMS = (
 
 Attention = Callable[[Any, Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(layout, q, k, v, scale, window) -> [T, H, D]"""
-Turn = Callable[[Tensor, tuple[Norm, Norm] | None, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
-"""`layer_parts.turn_heads`"""
-Gate = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-"""`layer_parts.gate`"""
+Added = Sequence[LowRank | None]
+Heads = Callable[
+    [Tensor, Sequence[Linear], Added, tuple[Norm, Norm] | None, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
+]
+"""`layer_parts.heads_of`"""
+Mlp = Callable[[Callable[[Tensor], Tensor], Tensor, Sequence[Linear], Added], Tensor]
+"""`layer_parts.mlp`"""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class Kind:
     window: int | None
     act: Callable[[Tensor], Tensor]
     attention: Attention
-    turn: Turn
-    gate: Gate
+    heads_of: Heads
+    mlp: Mlp
 
     def __call__(
         self,
@@ -84,30 +89,25 @@ class Kind:
         sin_TD: Tensor,
         layout: Any,
     ) -> Tensor:
-        def linear(x: Tensor, *names: str) -> Tensor:
-            return project(x, [layer.linears[name] for name in names], [adapted.get(name) for name in names])
+        def linears(*names: str) -> tuple[list[Linear], list[LowRank | None]]:
+            return [layer.linears[name] for name in names], [adapted.get(name) for name in names]
 
         def norm(name: str, x: Tensor) -> Tensor:
             return rms_norm(x, layer.norms[name]) if name in layer.norms else x
 
-        x = norm("input_layernorm", x_TM)
-        x = linear(x, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         q_norm, k_norm = layer.norms.get("self_attn.q_norm"), layer.norms.get("self_attn.k_norm")
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        heads, kv_heads = (
-            len(layer.linears[name].weight) // self.head_dim for name in ("self_attn.q_proj", "self_attn.k_proj")
-        )
-        q, k, v = self.turn(x, norms, cos_TD, sin_TD, heads, kv_heads)
+        qkv = linears("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        q, k, v = self.heads_of(norm("input_layernorm", x_TM), *qkv, norms, cos_TD, sin_TD)
         seen = self.attention(layout, q, k, v, self.scale, self.window)
-        attended = linear(seen.flatten(1), "self_attn.o_proj")
+        attended = project(seen.flatten(1), *linears("self_attn.o_proj"))
         if "pre_feedforward_layernorm" in layer.norms:  # norms before and after each half, as in Gemma 3
             x_TM = x_TM + norm("post_attention_layernorm", attended)
             x = norm("pre_feedforward_layernorm", x_TM)
         else:
             x_TM = x_TM + attended
             x = norm("post_attention_layernorm", x_TM)
-        x = self.gate(self.act, linear(x, "mlp.gate_proj", "mlp.up_proj"))
-        x = linear(x, "mlp.down_proj")
+        x = self.mlp(self.act, x, *linears("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"))
         return x_TM + norm("post_feedforward_layernorm", x)
 
 
@@ -173,7 +173,7 @@ class FusedLayers:
         parts = zip(self._kinds, self._linears, self._norms, self._rope_types, strict=True)
         for kind, linears, norms, rope in parts:
             # Read now: somebody may have laid the weights out anew.
-            layer = Layer({name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}, norms)
+            layer = Layer(_weights(linears), norms)
             ours = {name: adapted[linear.path] for name, linear in linears.items() if linear.path in adapted}
             inputs = (x_TM, layer, ours, *ropes[rope], attention)
             run: Callable[..., Tensor] = kind
@@ -189,6 +189,25 @@ class FusedLayers:
     def _rope(self, x_TM: Tensor, positions_T: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         cos, sin = self._decoder.rotary_emb(x_TM[None], positions_T[None], *([] if kind is None else [kind]))
         return cos[0], sin[0]
+
+
+def _weights(linears: Mapping[str, LoraLinear]) -> dict[str, Linear]:
+    found = {name: Linear(linear.weight, linear.bias) for name, linear in linears.items()}
+    for names in TOGETHER:
+        found[names[0]] = found[names[0]]._replace(together=_one_weight([found[name].weight for name in names]))
+    return found
+
+
+def _one_weight(weights: Sequence[Tensor]) -> Tensor | None:
+    """The weights as one matrix, if they lie below one another in memory, as `mint.engine.fused` lays them."""
+    first, rows = weights[0], sum(len(weight) for weight in weights)
+    at, memory = first.data_ptr(), first.untyped_storage()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == memory.data_ptr() and weight.data_ptr() == at
+        if not same or not weight.is_contiguous():
+            return None
+        at += weight.nbytes
+    return first.as_strided((rows, first.shape[1]), first.stride())
 
 
 def _say_what_changes(
@@ -218,22 +237,22 @@ def _read_norm(norm: Any) -> Norm:
 def _read_kind(module: Any, act: Callable[[Tensor], Tensor], window: int | None, flash: bool) -> Kind:
     """Layers whose kinds are equal share one compiled function, so `act` is the first layer's for all."""
     attention = module.self_attn
-    turn, gate = _fastest(module, act)
+    heads_of, mlp = _fastest(module, act)
     attend = flash_attention if flash else _attend
-    return Kind(attention.head_dim, attention.scaling, window, act, attend, turn, gate)
+    return Kind(attention.head_dim, attention.scaling, window, act, attend, heads_of, mlp)
 
 
 @torch.no_grad()
-def _fastest(module: nn.Module, act: Callable[[Tensor], Tensor]) -> tuple[Turn, Gate]:
-    """The ways to turn heads and to gate: on a GPU in kernels of our own."""
+def _fastest(module: nn.Module, act: Callable[[Tensor], Tensor]) -> tuple[Heads, Mlp]:
+    """The ways to heads and through the MLP: on a GPU in kernels of our own."""
     device = next(module.parameters()).device
     if device.type != "cuda":
-        return layer_parts.turn_heads, layer_parts.gate
-    from mint.engine.kernels import training  # noqa: F401  (there only where there is Triton)
+        return layer_parts.heads_of, layer_parts.mlp
+    from mint.engine import gpu_parts  # there only where there is Triton
 
     numbers = torch.linspace(-8, 8, 65, device=device)
     is_silu = torch.allclose(act(numbers), F.silu(numbers), atol=1e-6)
-    return layer_parts.turn_heads_on_gpu, layer_parts.silu_gate_on_gpu if is_silu else layer_parts.gate
+    return gpu_parts.heads_of, gpu_parts.silu_mlp if is_silu else layer_parts.mlp
 
 
 def _attend(attend: Attend, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
@@ -244,5 +263,13 @@ def low_ranks(adapter: Adapter | None, dtype: torch.dtype) -> dict[str, LowRank]
     """What the adapter adds, by the linears' paths in the model."""
     if adapter is None:
         return {}
-    scale = torch.full((), adapter.scale, dtype=dtype, device=adapter.parameters()[0].device)
-    return {path: LowRank(down, up, scale) for path, (down, up) in adapter.weights.items()}
+    downs, ups = zip(*adapter.weights.values(), strict=True)
+    pairs = zip(_cast(downs, dtype, adapter.scale), _cast(ups, dtype), strict=True)
+    return {path: LowRank(down, up) for path, (down, up) in zip(adapter.weights, pairs, strict=True)}
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype, scale: float = 1.0) -> list[Tensor]:
+    """Times the scale; all at once, and so are their gradients: one by one it would be some kernels for each."""
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    parts = (together if scale == 1.0 else together * scale).to(dtype).split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]

@@ -10,7 +10,7 @@ R rank, X = M, or M + R where the unembedding is adapted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,8 +63,8 @@ class Cells(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.order_T, self.places_C, self.targets_C, self.back_C
 
-    def to(self, device: torch.device) -> Cells:
-        order_T, places_C, targets_C, back_C = (tensor.to(device) for tensor in self.tensors())
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Cells:
+        order_T, places_C, targets_C, back_C = tensors
         return Cells(order_T, places_C, targets_C, back_C, self.live, self.reach)
 
 
@@ -95,7 +95,7 @@ class _Head:
         self.scale, self.temperature, self.softcap = scale, temperature, model.softcap
         kind = model.device.type if model.device.type in CHUNK_LOGITS else "cpu"
         self.chunk = max(FEWEST_ROWS, CHUNK_LOGITS[kind] // len(self.weight))
-        self._powers = model.compiled(_powers)
+        self._powers = _fastest_powers(model.device)
 
     def widened(self, hidden_TM: Tensor, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[h, scale * A h] and [W, B]: their product is that of the adapted unembedding."""
@@ -115,11 +115,23 @@ class _Head:
         return tanh * (self.softcap / self.temperature), (1 - tanh.square()) / self.temperature
 
     def powers(self, products_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_powers`, perhaps in the products' place."""
         return self._powers(products_NV, self.temperature, self.softcap)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         for first in range(start, stop, self.chunk):
             yield first, min(first + self.chunk, stop)
+
+
+Powers = Callable[[Tensor, float, float | None], tuple[Tensor, Tensor, Tensor]]
+
+
+def _fastest_powers(device: torch.device) -> Powers:
+    if device.type != "cuda":
+        return _powers
+    from mint.engine.kernels import training  # there only where there is Triton
+
+    return training.powers
 
 
 def _powers(products_NV: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:

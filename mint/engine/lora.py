@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from mint.backend import AdapterFacts
 from mint.engine import steady
@@ -80,6 +81,12 @@ class Adapter:
         """A and B of each linear in turn, always in the same order."""
         return [tensor for pair in self.weights.values() for tensor in pair]
 
+    def shaped(self, values_P: Tensor) -> list[Tensor]:
+        """Parts of one long tensor, in the order and the shapes of `parameters()`."""
+        parameters = self.parameters()
+        parts = values_P.split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
     def put_parameters(self, tensors: Sequence[Tensor]) -> None:
         """Replaces the weights by others, in the order of `parameters()`."""
         for n, (path, (down, up)) in enumerate(self.weights.items()):
@@ -108,14 +115,13 @@ class Adapter:
 @torch.no_grad()
 def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     """Frozen copies on the same device, in `dtype` if given, parts of one piece of memory."""
-    parts = joined(tensors, dtype).split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    return list(_unflatten_dense_tensors(joined(tensors, dtype), tensors))
 
 
 @torch.no_grad()
 def joined(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """A copy of all their numbers side by side, in `dtype` if given: few launches on a GPU, however many tensors."""
-    together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    """A copy of all their numbers side by side, in `dtype` if given: one call and few launches, however many."""
+    together = _flatten_dense_tensors(tensors) if len(tensors) > 1 else tensors[0].detach().flatten().clone()
     return together if dtype is None else together.to(dtype)
 
 

@@ -8,10 +8,9 @@ Shapes: T packed tokens, N rows of hidden states, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mint.backend import ModelFacts
 from mint.engine import steady
 from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
-from mint.engine.compiling import compiled
 from mint.engine.device import Device, choose_threads, pick_device
 from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
@@ -34,8 +32,6 @@ from mint.engine.shared_attention import FlashLayout, TreeAttention
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
-
-T = TypeVar("T")
 
 
 class BaseModel:
@@ -138,10 +134,6 @@ class BaseModel:
             return True
         fused = self._fused
         return self.device.type == "cpu" and fused is not None and fused.fixed_rotary and not fused.flash
-
-    def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The function as it is best called on this device."""
-        return compiled(function) if self.device.type == "cuda" else function
 
     def logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Logits [N, V] in float32, the unembedding's adapter and the family's softcap included."""

@@ -16,7 +16,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mint.engine import memory
 from mint.engine.batch import Batch
@@ -76,6 +78,33 @@ class _Slot:
         torch._foreach_copy_(self.adapter.parameters(), adapter.parameters())
 
 
+class _Inputs:
+    """What a recorded pass reads, in one piece of memory: one copy brings in another batch of the same size."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        tensors = batch.tensors()
+        ends = np.cumsum([_aligned(tensor) for tensor in tensors])
+        self._places = list(zip(ends - [_aligned(tensor) for tensor in tensors], tensors, strict=True))
+        self._memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
+        self.batch = batch.with_tensors(self._parts(self._memory))
+
+    def load(self, batch: Batch) -> None:
+        # From pinned memory, or the copy would wait for the pass before this one.
+        pinned = self._memory.is_cuda
+        staged = torch.empty(self._memory.shape, dtype=torch.uint8, pin_memory=pinned)
+        for mine, theirs in zip(self._parts(staged), batch.tensors(), strict=True):
+            mine.copy_(theirs)
+        self._memory.copy_(staged, non_blocking=True)
+
+    def _parts(self, memory: Tensor) -> list[Tensor]:
+        return [memory[start : start + like.nbytes].view(like.dtype).view(like.shape) for start, like in self._places]
+
+
+def _aligned(tensor: Tensor) -> int:
+    """Bytes, up to a multiple of what kernels read at once."""
+    return -(-tensor.nbytes // 16) * 16
+
+
 class PassGraphs:
     def __init__(self, model: BaseModel, recorder: Recorder = CudaRecording) -> None:
         self.device = model.device
@@ -86,7 +115,7 @@ class PassGraphs:
         self._recorder = recorder
         self._usable = model.trains_recorded
         self._pool: Any = None
-        self._recorded: OrderedDict[Hashable, tuple[Recording, Batch, _Slot | None]] = OrderedDict()
+        self._recorded: OrderedDict[Hashable, tuple[Recording, _Inputs, _Slot | None]] = OrderedDict()
         self._kept: OrderedDict[Hashable, int] = OrderedDict()
         """By size met once: what its pass kept for the backward pass."""
         self._slots: WeakValueDictionary[Hashable, _Slot] = WeakValueDictionary()
@@ -134,7 +163,8 @@ class PassGraphs:
         return needed <= self.bytes + self._share * memory.free_memory(self.device)
 
     def _record(self, key: Hashable, shape: Hashable, adapter: Adapter | None, batch: Batch, work: Work) -> None:
-        inputs = batch.to(self.device)
+        inputs = _Inputs(batch, self.device)
+        inputs.load(batch)
         slot: _Slot | None = None
         if adapter is not None:
             slot = self._slots.get(shape)
@@ -142,7 +172,7 @@ class PassGraphs:
                 slot = self._slots[shape] = _Slot(adapter)
 
         def function() -> Pass:
-            found = compute(self._model, None if slot is None else slot.adapter, inputs, work)
+            found = compute(self._model, None if slot is None else slot.adapter, inputs.batch, work)
             if slot is not None and found.gradients_P is not None:
                 found = found._replace(gradients_P=slot.gradients_P.copy_(found.gradients_P))
             return found._replace(kept=0)
@@ -165,9 +195,7 @@ class PassGraphs:
     def _replay(self, key: Hashable, adapter: Adapter | None, batch: Batch) -> Pass:
         self._recorded.move_to_end(key)
         recording, inputs, slot = self._recorded[key]
-        for mine, theirs in zip(inputs.tensors(), batch.tensors(), strict=True):
-            # From pinned memory, or the copy would wait for the pass before this one.
-            mine.copy_(theirs.pin_memory() if self.device.type == "cuda" else theirs, non_blocking=True)
+        inputs.load(batch)
         if slot is not None and adapter is not None:
             slot.load(adapter)
         found = recording()

@@ -10,6 +10,7 @@ D head size, B nodes of a bucket, P tokens above each, L the longest of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,10 @@ from torch import Tensor
 
 from mint.engine.attention import PackedAttention, of_like_length
 from mint.engine.tree import Tree
+
+MANY = 8192
+# Of our own kernels, whose tiles would not fit on every GPU beyond; torch's flash attention takes them.
+WIDEST_HEAD = 128
 
 
 class TreeAttention:
@@ -111,11 +116,14 @@ class FlashLayout(NamedTuple):
     def spans(self) -> tuple[torch.Size, ...]:
         return tuple(span.shape for span in (self.query_span, self.key_span, self.even) if span is not None)
 
-    def to(self, device: torch.device) -> FlashLayout:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> FlashLayout:
+        """With others of the same shapes, in the order of `tensors()`; the empty ones go to their device."""
+        query_starts, key_starts, *rest = tensors
+        device = query_starts.device
         return FlashLayout(
-            query_starts=self.query_starts.to(device),
-            key_starts=self.key_starts.to(device),
-            keys_S=None if self.keys_S is None else self.keys_S.to(device),
+            query_starts=query_starts,
+            key_starts=key_starts,
+            keys_S=rest[0] if rest else None,
             even=None if self.even is None else self.even.to(device),
             query_span=self.query_span.to(device),
             key_span=self.key_span.to(device),
@@ -123,8 +131,9 @@ class FlashLayout(NamedTuple):
 
 
 def rounded(count: int, step: int = 1) -> int:
-    """Up to a multiple of `step` and to one of eight sizes an octave: few sizes, and at most an eighth more."""
-    step = max(step, (1 << (count - 1).bit_length()) // 16)
+    """Up to a multiple of `step` and to one of eight sizes an octave: few sizes, and at most an eighth more. Sixteen an
+    octave from `MANY` on, where filling costs more than recording another size."""
+    step = max(step, (1 << (count - 1).bit_length()) // (16 if count <= MANY else 32))
     return -(-count // step) * step
 
 
@@ -188,8 +197,24 @@ def flash_attention(
         return out_BHLD.transpose(1, 2).flatten(0, 1)
     if layout.keys_S is not None:
         k_TKD, v_TKD = k_TKD.index_select(0, layout.keys_S), v_TKD.index_select(0, layout.keys_S)
-    # Causal with more keys than queries: flash attention lines up their ends, which is what a node needs.
-    return torch.ops.aten._flash_attention_forward(
+    if q_THD.shape[2] > WIDEST_HEAD:
+        # Causal with more keys than queries: it lines up their ends, which is what a node needs.
+        return torch.ops.aten._flash_attention_forward(
+            q_THD,
+            k_TKD,
+            v_TKD,
+            layout.query_starts,
+            layout.key_starts,
+            layout.query_span.shape[0],
+            layout.key_span.shape[0],
+            0.0,
+            True,
+            False,
+            scale=scale,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )[0]
+    return torch.ops.mint.node_attention(
         q_THD,
         k_TKD,
         v_TKD,
@@ -197,10 +222,6 @@ def flash_attention(
         layout.key_starts,
         layout.query_span.shape[0],
         layout.key_span.shape[0],
-        0.0,
-        True,
-        False,
-        scale=scale,
-        window_size_left=None if window is None else window - 1,
-        window_size_right=None if window is None else 0,
+        scale,
+        window or 0,
     )[0]

@@ -6,6 +6,8 @@ calls must give the same bits whatever else the machine is doing.
 
 from __future__ import annotations
 
+import math
+
 from mint.engine.device import cores
 from mint.engine.memory import free_memory
 from mint.engine.model import BaseModel
@@ -21,6 +23,9 @@ FEWEST_TOKENS = 256
 # On a CPU a call is cut into as many micro-batches as there are cores to compute them side by side, unless they would
 # have fewer tokens than this: what happens between their products would take longer than the products.
 FEWEST_SIDE_BY_SIDE = 128
+# On a GPU micro-batches may have so much more rather than leave a small one: 1,093 tokens by themselves took 19 ms on
+# an H200 (0.6B), as long as 2,700 in a full micro-batch.
+SLACK = 0.125
 # Of a GPU's free memory; the rest is for logits, gradients and whoever samples.
 SHARE_OF_FREE = 0.5
 
@@ -40,6 +45,8 @@ class TokenBudget:
 
     def parts(self, tokens: int) -> int:
         """Into how many micro-batches so many tokens are best cut."""
+        if self._adapts:
+            return max(1, math.ceil(tokens / (self.tokens * (1 + SLACK))))
         least = -(-tokens // self.tokens)
         if self.lanes == 1:
             return least

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,16 +59,13 @@ class Trainer:
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
-        outcome = _Outcome()
+        outcome = _Outcome(adapter if backward else None)
         if self._budget.lanes > 1:
             yield from self._on_cores(adapter, examples, work, outcome)
         else:
             yield from self._one_by_one(adapter, examples, work, outcome)
-        if outcome.gradients_P is not None and adapter is not None:
-            _check_gradients(outcome.gradients_P)
-            parameters = adapter.parameters()
-            parts = outcome.gradients_P.split([p.numel() for p in parameters])
-            adapter.accumulate([part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+        if adapter is not None and outcome.gradients:
+            adapter.accumulate(outcome.gradients)
         logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
         return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
@@ -99,7 +97,7 @@ class Trainer:
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
     ) -> Generator[None, None, None]:
         running: _Running | None = None
-        pending = plan([example.tokens_N for example in examples], self._budget.tokens)
+        pending = self._planned([example.tokens_N for example in examples])
         while pending:
             indices = pending.pop(0)
             batch = pack(indices, examples, self._model.trains_filled)
@@ -116,6 +114,12 @@ class Trainer:
             yield
         if running is not None:
             outcome.add(running)
+
+    def _planned(self, sequences: Sequence[np.ndarray]) -> list[list[int]]:
+        """Micro-batches one after the other: on a GPU of like size, so that few are recorded and none is small."""
+        if self._model.device.type == "cuda":
+            return plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        return plan(sequences, self._budget.tokens)
 
     def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
         """None where a GPU's memory ran out and fewer datums at once may do."""
@@ -166,21 +170,27 @@ def _on_its_way(tensor: Tensor) -> Tensor:
 class _Outcome:
     """What the micro-batches of a call have given so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, trained: Adapter | None) -> None:
         self.logprobs: dict[int, TensorData] = {}
-        self.gradients_P: Tensor | None = None
+        self.gradients: list[Tensor] = []
+        """As the adapter's parameters are; parts of `_gradients_P`."""
+        self._gradients_P: Tensor | None = None
+        self._trained = trained
         self.tally = _Tally()
 
     def add(self, running: _Running) -> None:
         batch, found = running.batch, running.found
+        first = self._gradients_P is None
+        if first and found.gradients_P is not None and self._trained is not None:
+            # Some hundred views, made while a GPU still computes what will be in them.
+            self._gradients_P = found.gradients_P
+            self.gradients = self._trained.shaped(found.gradients_P)
         figures, logprobs_S = running.read()
         _check_finite(batch, found, figures)
         self.tally.add(figures)
         self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
-        if self.gradients_P is None:
-            self.gradients_P = found.gradients_P
-        elif found.gradients_P is not None:
-            self.gradients_P += found.gradients_P
+        if not first and self._gradients_P is not None and found.gradients_P is not None:
+            self._gradients_P += found.gradients_P
 
 
 class _Tally:
@@ -233,10 +243,7 @@ def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
             f"{batch.weights_C[cell].item():.4g}. "
             "Check the log-probs and the size of advantages and weights. Nothing was accumulated."
         )
-
-
-def _check_gradients(gradients_P: Tensor) -> None:
-    if not bool(torch.isfinite(gradients_P).all()):
+    if not figures.finite_gradients:
         raise BadRequest(
             "the loss is finite but its gradient is not: advantages, weights or ratios are too large. "
             "Nothing was accumulated."

@@ -37,6 +37,7 @@ class Figures(NamedTuple):
 
     finite_logprobs: float
     finite_loss: float
+    finite_gradients: float
     loss: float
     tokens: float
     ratio: float | None = None
@@ -75,7 +76,7 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
     if work.backward and adapter is not None:
         found = torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True)
         gradients_P = torch.cat([gradient.reshape(-1) for gradient in found])
-    figures = _figures(batch, logprobs_S, tokens, terms, loss_C)
+    figures = _figures(batch, logprobs_S, tokens, terms, loss_C, gradients_P)
     return Pass(logprobs_S.detach(), tokens.p.detach(), loss_C.detach(), figures, gradients_P, kept)
 
 
@@ -88,10 +89,15 @@ def _logprobs(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Wor
 
 
 @torch.no_grad()
-def _figures(batch: Batch, logprobs_S: Tensor, tokens: LossTokens, terms: Terms, loss_C: Tensor) -> Tensor:
+def _figures(
+    batch: Batch, logprobs_S: Tensor, tokens: LossTokens, terms: Terms, loss_C: Tensor, gradients_P: Tensor | None
+) -> Tensor:
     """The fields of `Figures`, those that this loss has."""
     counted_C = batch.counted_C
-    values = [torch.isfinite(logprobs_S).all(), torch.isfinite(loss_C).all(), loss_C.sum(), counted_C.sum()]
+    gradients_P = loss_C.new_zeros(1) if gradients_P is None or not len(gradients_P) else gradients_P
+    values = [torch.isfinite(logprobs_S).all(), torch.isfinite(loss_C).all()]
+    values.append(torch.isfinite(torch.stack(torch.aminmax(gradients_P))).all())  # which takes one look at each
+    values += [loss_C.sum(), counted_C.sum()]
     if terms.ratio is not None and len(loss_C):
 
         def total(values_C: Tensor) -> Tensor:

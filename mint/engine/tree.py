@@ -55,6 +55,9 @@ def shared_lengths(sequences: Sequence[np.ndarray]) -> list[int]:
     found = [0] * min(1, len(sequences))
     for before, here in pairwise(sequences):
         most = min(len(before), len(here))
+        if not most or before[0] != here[0]:  # as most are, and it need not be asked of all tokens
+            found.append(0)
+            continue
         different = before[:most] != here[:most]
         found.append(int(different.argmax()) if different.any() else most)
     return found

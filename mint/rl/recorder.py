@@ -34,7 +34,7 @@ from mint.rl.metrics import compute_kl_sample_train
 from mint.rl.rollout_log import TextOf, rollout_records
 from mint.rl.rundir import RunDir
 from mint.rl.sampler import SampledGroup
-from mint.rl.scored import Scored, advantages_of, by_group, give_datums, trained_of
+from mint.rl.scored import Scored, Turn, advantages_of, by_group, give_datums, trained_of
 from mint.rl.sent_step import SentStep
 from mint.rl.step_metrics import group_metrics
 from mint.rl.types import (
@@ -85,7 +85,7 @@ class Recorder:
         self._text: TextOf | None = None
         self._lock = threading.Lock()
         self._calls: list[SampleCall] = []
-        self._found: dict[int, tuple[SampleCall, SampledSequence]] = {}
+        self._found: dict[int, Turn] = {}
         self._now = SentStep()
         self._evaluated: list[Scored] | None = None
         self._updates = 0
@@ -143,7 +143,7 @@ class Recorder:
                     "step; sample with a client made from run.watch(training_client), and score before end_step."
                 )
             found = [self._found[id(turn)] for turn in turns]
-            first = found[0][0]
+            first = found[0].call
             if group is None:
                 group = id(first) if first.num_samples > 1 else tuple(first.prompt)
             said = {"question": question, "response": response, "reference": reference}
@@ -180,9 +180,8 @@ class Recorder:
         logged = group_metrics(self.step, groups) | now.sampling_metrics() | now.update_metrics()
         logged |= self._ledger.record(self.step, groups)
         logged |= compute_kl_sample_train(trained.data_D, trained.logprobs_D)
-        logged |= {"train/unknown_datums": float(unknown), "training_client/step": self.step + 1.0} | dict(
-            metrics or {}
-        )
+        logged |= {"train/unknown_datums": float(unknown), "training_client/step": self.step + 1.0}
+        logged |= dict(metrics or {})
         temperature = logged.get("sampling/temperature", 1.0)
         records = rollout_records(self.step, temperature, groups, self._decoder(), advantages_of(scored_P), trained)
         self.run_dir.write_rollouts(self.step, records)
@@ -208,7 +207,7 @@ class Recorder:
         self._calls = [call for call in self._calls if not call.future.done()]
         for call in done:
             if not call.future.cancelled() and call.future.exception() is None:
-                self._found |= {id(sequence): (call, sequence) for sequence in call.future.result().sequences}
+                self._found |= {id(sequence): Turn(call, sequence) for sequence in call.future.result().sequences}
 
     def _version(self, updates: int) -> int:
         """The last step before which so many optimizer steps had been taken: a step without one makes no new policy."""
@@ -219,7 +218,7 @@ class Recorder:
         groups = []
         for number, members in enumerate(scored_P):
             group = TrajectoryGroup([m.trajectory() for m in members], [0.0] * len(members), [{} for _ in members])
-            version = min(self._version(call.updates) for m in members for call, _ in m.turns)
+            version = min(self._version(turn.call.updates) for m in members for turn in m.turns)
             wrapped = WrappedTrajectoryGroup(group, _Problem(members[0].problem), version)
             groups.append(SampledGroup(number, (self.step, number), wrapped))
         return groups

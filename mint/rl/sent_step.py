@@ -43,12 +43,12 @@ class SentStep:
         for update in self.updates[:1]:
             seen["learning_rate"] = update.params.learning_rate
         for scored in self.scored[:1]:
-            params = scored.turns[0][0].params
+            params = scored.turns[0].call.params
             seen |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
         return seen
 
     def sampling_metrics(self) -> dict[str, float]:
-        params = [call.params for one in self.scored for call, _ in one.turns]
+        params = [turn.call.params for one in self.scored for turn in one.turns]
         metrics = {}
         for name in SENT_SAMPLING:
             values = [float(value) for p in params if (value := getattr(p, name)) is not None]
@@ -61,6 +61,7 @@ class SentStep:
         metrics = {
             "train/datums": float(sum(len(call.data_D) for call in self.trained)),
             "train/datums_repeated": float(self.repeated),
+            "train/unsampled_tokens": float(sum(one.strays for one in self.scored)),
             "train/optim_steps": float(len(self.updates)),
             "train/skipped": 0.0 if self.updates else 1.0,
         }

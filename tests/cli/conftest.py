@@ -1,6 +1,7 @@
 """A run on a pretended service, and a real server with the bundled model."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def invoke(*arguments: object) -> tuple[int, str]:
     """Status and everything printed."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return result.exit_code, result.output
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """`mint serve` logs to what is standard error while it is called, which is closed afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 class ClosedService(FakeService):

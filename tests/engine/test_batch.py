@@ -139,3 +139,23 @@ def test_soft_and_hard_targets_pack_together_and_come_apart_in_their_shapes() ->
     parts = batch.split(torch.arange(9.0))
     np.testing.assert_array_equal(parts[0], [[0, 1], [2, 3], [4, 5]])
     np.testing.assert_array_equal(parts[1], [6, 7, 8])
+
+
+@pytest.mark.parametrize("given", [(), ("weights",), ("mask",)], ids=str)
+def test_data_read_at_once_is_what_each_datum_alone_gives(given: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(0)
+    options = check_loss("ppo", {"clip_low_threshold": 0.7, "clip_high_threshold": 1.4})
+    data = []
+    for length in (3, 1, 7):
+        inputs = {key: rng.normal(size=length).astype(np.float32) for key in ("logprobs", "advantages", *given)}
+        inputs["target_tokens"] = rng.integers(0, 50, length)
+        data.append(Datum(ModelInput.from_ints(rng.integers(0, 50, length).tolist()), inputs))
+    for together, datum in zip(read_data(data, "ppo", options, FACTS), data, strict=True):
+        odd = Datum(ModelInput.from_ints([7]), {key: [0] for key in LOSS_FNS["ppo"].inputs})  # so not in columns
+        alone = read_data([odd, datum], "ppo", options, FACTS)[1]
+        assert together.target_shape == alone.target_shape
+        for name in ("tokens_N", "targets_NK", "weights_NK", "counted_NK"):
+            np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
+        assert list(together.inputs_NK) == list(alone.inputs_NK)
+        for key, values in alone.inputs_NK.items():
+            np.testing.assert_array_equal(together.inputs_NK[key], values)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from mint.engine.kernels import products
 from mint.engine.kernels import rows as kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -44,11 +45,18 @@ class Case:
                 tables.a[slot, linear], tables.b[slot, linear] = a.data_ptr(), b.data_ptr()
                 tables.rank[slot, linear] = rank
         self.scale = tables.scale
-        self.adapters = kernels.Adapters(tables, torch.tensor(SLOTS, dtype=torch.int32, device=DEVICE), steady)
+        slot_of_tile = torch.tensor(SLOTS, dtype=torch.int32, device=DEVICE)
+        self.adapters = kernels.Adapters(tables, slot_of_tile, torch.float32, steady)
 
     @property
     def y(self) -> Tensor:
         return kernels.shrink(self.x, self.adapters, 0, len(self.sizes))
+
+    def product(self, out: Tensor) -> kernels.Product:
+        """Of a projection that gives `out`, in parts, each with room behind its rows."""
+        parts = torch.randn(3, ROWS, out.shape[1] + 16, device=DEVICE)
+        parts[2, :, : out.shape[1]] = out - parts[:2, :, : out.shape[1]].sum(0)
+        return kernels.Product(parts[..., : out.shape[1]], self.y, 0)
 
     def low_rank(self) -> Tensor:
         """[rows, all outputs] by plain products."""
@@ -85,14 +93,21 @@ def test_the_gate_adds_the_low_rank_parts_of_both_its_linears(steady: bool) -> N
     gate_up = torch.randn(ROWS, 144, device=DEVICE)
     gate, up = (gate_up + 0.01 * case.low_rank()).chunk(2, dim=1)
     case.adapters.tables.scale *= 0.01
-    assert_close(kernels.gate(gate_up, case.y, case.adapters, 0), F.silu(gate) * up)
+    assert_close(kernels.gate(case.product(gate_up), case.adapters), F.silu(gate) * up)
+
+
+def test_the_parts_of_a_product_of_few_rows_add_up() -> None:
+    torch.manual_seed(0)
+    for rows, inputs, outputs in ((16, 1000, 200), (32, 512, 70), (48, 300, 90)):
+        x, weight = torch.randn(rows, inputs, device=DEVICE), torch.randn(outputs, inputs, device=DEVICE)
+        assert_close(products.few_rows(x, weight).sum(0), x.double() @ weight.double().T)
 
 
 def test_the_norm_follows_the_residual_with_its_low_rank_part(steady: bool) -> None:
     case = Case(40, [48], steady)
     residual, delta, weight = (torch.randn(*shape, device=DEVICE) for shape in ((ROWS, 48), (ROWS, 48), (48,)))
     expected = residual + delta + case.low_rank()
-    normed = kernels.add_and_norm(residual, (delta, case.y, 0), weight, 1e-6, case.adapters)
+    normed = kernels.add_and_norm(residual, case.product(delta), weight, 1e-6, case.adapters)
     assert_close(residual, expected)
     assert_close(normed, F.rms_norm(expected, (48,), weight, 1e-6))
 
@@ -113,8 +128,8 @@ def test_heads_are_normed_turned_and_put_into_the_cache(steady: bool) -> None:
     swapped = torch.cat((-turning[..., size // 2 :], turning[..., : size // 2]), dim=-1)
     turned = turning * cos[positions][:, None] + swapped * sin[positions][:, None]
     queries = kernels.heads(
-        qkv, case.y, norm, (cos, sin), positions.int(), slots, (cache[0], cache[1]), (heads, kv_heads, size), 1e-6,
-        case.adapters, 0,
+        case.product(qkv), norm, (cos, sin), positions.int(), slots, (cache[0], cache[1]), (heads, kv_heads, size),
+        1e-6, case.adapters,
     )  # fmt: skip
     assert_close(queries, turned[:, :heads])
     written = slots >= 0

@@ -20,6 +20,7 @@ from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.torch_reader import TorchReader
+from mint.errors import Internal
 from mint.types import LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 pytestmark = [
@@ -144,6 +145,45 @@ def test_in_bfloat16_both_agree_within_rounding(family: str, tmp_path: Path, run
     found = np.concatenate([gaps(one, other) for one, other in zip(*both(model, mixed(model), runner), strict=True)])
     assert len(found) > 50
     assert found.mean() < 0.02 and found.max() < 0.3
+
+
+@pytest.mark.parametrize("samples", [1, 20, 50, 100])
+def test_rows_of_one_policy_agree_however_many_there_are(
+    samples: int, tmp_path: Path, runner: Callable[[bool], None]
+) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load("qwen3", tmp_path, cuda(dtype))
+        torch.backends.cuda.matmul.allow_tf32 = False
+        adapter = random_adapter(model, LoraConfig(rank=12, seed=3), 3)
+        for one, other in zip(*both(model, [(ask(list(range(9)), samples), adapter)], runner), strict=True):
+            if dtype == torch.float32:
+                assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
+            assert gaps(one, other).mean() < 0.02
+
+
+def test_a_policy_of_another_rank_finds_nothing_left_of_the_one_before(tmp_path: Path) -> None:
+    model = load("qwen3", tmp_path, cuda(torch.float32))
+    wide, narrow = (random_adapter(model, LoraConfig(rank=r, seed=r), r) for r in (32, 3))
+    for down, _ in wide.weights.values():
+        down.detach().fill_(float("nan"))
+    asked = [(ask(list(range(9)), 3), narrow)]
+    alone, sampler = answers(Sampler(model), asked), Sampler(model)
+    heard: list[object] = []
+    sampler.add(ask(list(range(7)), 1), wide, heard.append)
+    while sampler.has_work:
+        sampler.step()
+    assert isinstance(heard[0], Internal), "its logits are no numbers"
+    assert [s.logprobs for s in answers(sampler, asked)[0].sequences] == [s.logprobs for s in alone[0].sequences]
+
+
+def test_filtered_draws_run_in_bursts(tmp_path: Path) -> None:
+    model = load("qwen3", tmp_path, cuda(torch.bfloat16))
+    sampler, steps = Sampler(model), 0
+    sampler.add(ask(list(range(9)), 4, 33, top_p=0.9, top_k=40), None, lambda answer: None)
+    while sampler.has_work:
+        sampler.step()
+        steps += 1
+    assert steps == 5  # the prompt with the first token, and four times eight
 
 
 def test_truncated_draws_and_the_likeliest_tokens_are_the_same(tmp_path: Path, runner: Callable[[bool], None]) -> None:

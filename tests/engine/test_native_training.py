@@ -192,8 +192,13 @@ def test_lean_and_forward_only_passes_and_dirty_memory_give_the_same_bits(
     plain = found(model, adapter, data)
     assert_same_bits(found(model, adapter, data, lean=True), plain)
     assert_same_bits((found(model, adapter, data, backward=False)[0], []), (plain[0], []))
-    new = native_training._new_memory
-    monkeypatch.setattr(native_training, "_new_memory", lambda floats: new(floats).fill_(torch.nan))
+
+    class Dirty(native_training._Memory):
+        def __init__(self, floats: int) -> None:
+            super().__init__(floats)
+            self.numbers.fill_(torch.nan)
+
+    monkeypatch.setattr(native_training, "_Memory", Dirty)
     monkeypatch.setattr(model, "native_training", NativeTraining(model.packed))  # type: ignore[arg-type]
     for lean in (False, True):
         assert_same_bits(found(model, adapter, data, lean=lean), plain)
@@ -233,19 +238,20 @@ def test_the_base_model_alone_is_scored(tiny_model: Callable[[str], BaseModel]) 
         np.testing.assert_allclose(mine, other, atol=1e-4, rtol=0)
 
 
-def test_memory_is_kept_for_the_next_pass_unless_it_is_much(
+def test_memory_is_kept_for_the_next_pass(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, data = tiny_model("llama"), group_data(1, *SHARED["a group"])
+    model = tiny_model("llama")
     adapter = random_adapter(model, LoraConfig(rank=2, seed=0))
     made: list[int] = []
-    new = native_training._new_memory
-    monkeypatch.setattr(native_training, "_new_memory", lambda floats: made.append(floats) or new(floats))  # type: ignore[func-returns-value]
+
+    class Counted(native_training._Memory):
+        def __init__(self, floats: int) -> None:
+            made.append(floats)
+            super().__init__(floats)
+
+    monkeypatch.setattr(native_training, "_Memory", Counted)
     monkeypatch.setattr(model, "native_training", NativeTraining(model.packed))  # type: ignore[arg-type]
-    for _ in range(3):
-        found(model, adapter, data)
-    assert len(made) == 1
-    monkeypatch.setattr(native_training, "MOST_FLOATS_KEPT", made[0] - 1)
-    for _ in range(3):
-        found(model, adapter, data)
-    assert len(made) == 3  # the one that was kept served once more
+    for length in (20, 20, 9, 30, 20):
+        found(model, adapter, [policy_datum(np.random.default_rng(0), length, 2)])
+    assert len(made) == 2 and made[0] < made[1]

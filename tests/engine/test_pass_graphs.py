@@ -19,12 +19,14 @@ from test_trainer import assert_gradients, policy_data, train
 from torch import Tensor
 
 from mint.engine import layers, memory, pass_graphs
+from mint.engine.batch import plan_evenly
 from mint.engine.layers import FusedLayers
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
 from mint.engine.pass_graphs import PassGraphs
 from mint.engine.shared_attention import FlashLayout, power_of_two, rounded
+from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer
 from mint.engine.training_pass import Pass
 from mint.types import Datum, ForwardBackwardOutput, LoraConfig, ModelInput
@@ -45,7 +47,7 @@ def dense_attention(layout: FlashLayout, q: Tensor, k: Tensor, v: Tensor, scale:
         assert q_stop - q_start <= len(layout.query_span) and k_stop - k_start <= len(layout.key_span)
         keys, values = (x[k_start:k_stop].repeat_interleave(group, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[q_start:q_stop], keys) * scale
-        here = torch.arange(k_stop - k_start)
+        here = torch.arange(k_stop - k_start, device=q.device)
         distance = here[k_stop - k_start - (q_stop - q_start) :, None] - here[None]
         hidden = (distance < 0) | (distance >= (window or 10**9))
         out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
@@ -326,3 +328,38 @@ def test_sizes_are_rounded_up_by_an_eighth_at_most(count: int) -> None:
     assert rounded(rounded(count)) == rounded(count)
     assert count <= rounded(count, 16) < max(count * 9 / 8, count + 16) and rounded(count, 16) % 16 == 0
     assert count <= power_of_two(count) < 2 * count
+
+
+def test_on_a_gpu_micro_batches_are_of_like_size_and_none_is_small(model: BaseModel) -> None:
+    budget = TokenBudget(model, lean=False)
+    budget._adapts, budget.tokens = True, 1000
+    lengths = [300, 260, 240, 200, 100, 90]
+    sequences = [np.arange(length) + 1000 * n for n, length in enumerate(lengths)]
+    assert plan_evenly(sequences[:5], budget.tokens, budget.parts) == [[0, 1, 2, 3, 4]], "1,100 are few enough for one"
+    cut = plan_evenly(sequences, budget.tokens, budget.parts)
+    assert sorted(index for part in cut for index in part) == list(range(6))
+    sizes = [sum(lengths[index] for index in part) for part in cut]
+    assert len(sizes) == 2 and min(sizes) > 500, sizes
+
+
+def test_weights_that_lie_together_are_taken_as_one() -> None:
+    whole = torch.randn(10, 3)
+    q, k, v = whole.split([6, 2, 2])
+    assert torch.equal(layers._one_weight([q, k, v]), whole)  # type: ignore[arg-type]
+    assert layers._one_weight([q, v, k]) is None
+    assert layers._one_weight([q, k, v.clone()]) is None
+    assert layers._one_weight([whole.T[:2], whole.T[2:]]) is None
+
+
+def test_layers_laid_out_for_sampling_train_as_they_did(
+    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    monkeypatch.setitem(model.__dict__, "native_training", None)
+    before, after = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
+    data = policy_data()
+    expected = train(Trainer(model), before, data)
+    assert model.fused is not None
+    weights = layers._weights(model._fused._linears[0])  # type: ignore[union-attr]
+    assert weights["self_attn.q_proj"].together is not None and weights["mlp.gate_proj"].together is not None
+    assert_same(train(Trainer(model), after, data), after, expected, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from mint.engine.sampler.cache import BlockCache
@@ -205,13 +206,40 @@ def test_a_burst_never_makes_anybody_give_way() -> None:
     assert len(plan.work) == 2 and [work.steps for work in plan.work] == [1, 1]
 
 
-def test_who_draws_in_a_special_way_draws_one_token_a_step() -> None:
+def test_who_wants_more_than_tokens_draws_one_a_step() -> None:
     s = scheduler(burst=8)
-    special = sequence(4, max_tokens=9)
-    special.group.request = SampleRequest(ModelInput.from_ints([0]), SamplingParams(top_p=0.5))
+    special, filtered = sequence(4, max_tokens=9), sequence(4, max_tokens=9)
+    filtered.group.request = SampleRequest(ModelInput.from_ints([0]), SamplingParams(top_p=0.5))
+    special.group.request = replace(filtered.group.request, topk_sample_logprobs=3)
+    s.add(filtered)
+    step(s)
+    assert [work.steps for work in step(s).work] == [8]
     s.add(special)
     step(s)
     assert [work.steps for work in step(s).work] == [1]
+
+
+def test_prompts_are_read_on_before_the_first_tokens_are_known_but_not_for_ever() -> None:
+    s = scheduler(burst=8, budget=8)
+    for n in range(7):
+        s.add(sequence([n + 1] * 8, max_tokens=3))
+    plans = [s.schedule()]
+    s.commit(plans[0])
+    while following := s.read_on(plans[-1]):
+        s.commit(following)
+        plans.append(following)
+    assert [counts(plan) for plan in plans] == [[8]] * 4
+    assert not any(plan.decodes or plan.follows for plan in plans)
+    for plan in plans:
+        plan.work[0].sequence.tokens.append(7)
+        plan.work[0].sequence.logprobs.append(-1.0)
+    mixed = s.schedule()
+    s.commit(mixed)
+    assert counts(mixed) == [1, 1, 1, 1, 4], "those that decode have their turn"
+    again = s.read_on(mixed)
+    assert again is not None and counts(again) == [4, 4], "nobody who decodes"
+    s.commit(again)
+    assert s.read_on(again) is None, "they have waited for one step"
 
 
 def test_a_step_that_follows_goes_on_where_the_one_before_it_will_end() -> None:

@@ -51,7 +51,7 @@ def test_micro_batches_are_about_equally_large_and_hold_every_datum_once() -> No
         batches = plan_evenly(sequences, 2048, lambda tokens, parts=parts: parts)  # type: ignore[misc]
         assert sorted(i for batch in batches for i in batch) == list(range(32))
         sizes = [sum(len(sequences[i]) for i in batch) for batch in batches]
-        assert len(sizes) == parts and max(abs(size - total / parts) for size in sizes) <= 256
+        assert len(sizes) == parts and max(abs(size - total / parts) for size in sizes) <= 16
 
 
 def test_a_call_is_cut_for_all_cores_unless_it_is_small(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import group_data, random_adapter
+from test_pass_graphs import dense_attention
 from test_trainer import train
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from mint.engine import layer_parts, layers
+from mint.engine import layer_parts, layers, logprobs
 from mint.engine.device import Device
-from mint.engine.layer_parts import Norm
+from mint.engine.layer_parts import Linear, LowRank, Norm
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.shared_attention import FlashLayout, flash_attention
 from mint.engine.trainer import Trainer
 from mint.types import ForwardBackwardOutput, LoraConfig
 
@@ -25,54 +30,136 @@ pytestmark = [
 ]
 
 
-def gradient(out: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(1)
-    total = sum((part * torch.randn(part.shape, generator=generator, device="cuda")).sum() for part in out)
-    assert isinstance(total, Tensor)
-    return torch.autograd.grad(total, x)[0]
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, device="cuda")
+def gap(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+
+
+def assert_alike(
+    ours: Sequence[Tensor], theirs: Sequence[Tensor], leaves: Sequence[Tensor], tolerance: float = 2e-3
+) -> None:
+    """The outputs, and their gradients; kernels multiply with ten bits where torch takes all of float32."""
+    upstream = [torch.randn_like(out) for out in ours]
+    for a, b in zip(ours, theirs, strict=True):
+        assert gap(a, b) < tolerance
+    found, expected = (torch.autograd.grad(outs, leaves, upstream) for outs in (ours, theirs))
+    for a, b in zip(found, expected, strict=True):
+        assert gap(a, b) < tolerance
+
+
+def linears(inputs: int, *outputs: int, bias: bool = False) -> list[Linear]:
+    return [Linear(normal(n, inputs) / inputs**0.5, normal(n) if bias else None) for n in outputs]
+
+
+def adapted(rank: int, of: Sequence[Linear], on: Sequence[bool]) -> list[LowRank | None]:
+    return [
+        LowRank(
+            normal(rank, weight.shape[1]).div_(weight.shape[1] ** 0.5).requires_grad_(),
+            normal(len(weight), rank).div_(rank**0.5).requires_grad_(),
+        )
+        if chosen
+        else None
+        for (weight, *_), chosen in zip(of, on, strict=True)
+    ]
+
+
+def parameters(added: Sequence[LowRank | None]) -> list[Tensor]:
+    return [half for low in added if low is not None for half in (low.down, low.up)]
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "norms"), [(4, 2, 64, "plain"), (3, 1, 24, "plus one"), (2, 2, 128, "none")]
+    ("heads", "kv_heads", "head_dim", "norms", "rank", "on"),
+    [
+        (4, 2, 64, "plain", 16, "all"),
+        (3, 1, 24, "plus one", 3, "all"),
+        (2, 2, 128, "none", 64, "all"),
+        (4, 2, 64, "plain", 80, "all"),
+        (4, 2, 64, "plain", 8, "some"),
+        (2, 2, 128, "none", 8, "none"),
+    ],
 )
-def test_heads_are_turned_as_the_formula_says(heads: int, kv_heads: int, head_dim: int, norms: str) -> None:
-    from mint.engine.kernels import training  # noqa: F401  (needs Triton)
+def test_heads_are_made_as_the_formula_says(
+    heads: int, kv_heads: int, head_dim: int, norms: str, rank: int, on: str
+) -> None:
+    from mint.engine import gpu_parts  # needs Triton
 
     torch.manual_seed(0)
-    x = normal(77, (heads + 2 * kv_heads) * head_dim).requires_grad_()
-    angles = normal(77, head_dim)
+    x, angles = normal(1077, 40).requires_grad_(), normal(1077, head_dim)
+    of = linears(40, heads * head_dim, kv_heads * head_dim, kv_heads * head_dim, bias=norms == "none")
+    added = adapted(rank, of, [on != "none", on != "none", on == "all"])
     both = None
     if norms != "none":
         both = (Norm(normal(head_dim), norms == "plus one", 1e-6), Norm(normal(head_dim), norms == "plus one", 1e-6))
-    made = [
-        turn(x, both, angles.cos(), angles.sin(), heads, kv_heads)
-        for turn in (layer_parts.turn_heads_on_gpu, layer_parts.turn_heads)
-    ]
-    for mine, theirs in zip(*made, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(gradient(made[0], x), gradient(made[1], x), atol=1e-4, rtol=1e-4)
+    ours, theirs = (
+        parts.heads_of(x, of, added, both, angles.cos(), angles.sin()) for parts in (gpu_parts, layer_parts)
+    )
+    assert_alike(ours, theirs, [x, *parameters(added)])
 
 
-def test_the_gate_has_the_gradient_of_the_formula() -> None:
-    from mint.engine.kernels import training  # noqa: F401  (needs Triton)
+@pytest.mark.parametrize(("rank", "on"), [(3, "all"), (64, "all"), (80, "all"), (8, "some"), (8, "none")])
+def test_the_mlp_is_as_the_formula_says(rank: int, on: str) -> None:
+    from mint.engine import gpu_parts  # needs Triton
 
     torch.manual_seed(0)
-    x = normal(33, 2 * 1100).requires_grad_()
-    ours, theirs = (layer_parts.silu_gate_on_gpu(F.silu, x), layer_parts.gate(F.silu, x))
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(gradient((ours,), x), gradient((theirs,), x), atol=1e-5, rtol=1e-4)
+    x = normal(1077, 80).requires_grad_()
+    of = [*linears(80, 300, 300), *linears(300, 80)]
+    added = adapted(rank, of, [on != "none", on != "none", on == "all"])
+    ours, theirs = gpu_parts.silu_mlp(F.silu, x, of, added), layer_parts.mlp(F.silu, x, of, added)
+    assert_alike([ours], [theirs], [x, *parameters(added)])
+    still = x.detach()  # as the first layer's
+    if on == "all":
+        ours, theirs = gpu_parts.silu_mlp(F.silu, still, of, added), layer_parts.mlp(F.silu, still, of, added)
+        assert_alike([ours], [theirs], parameters(added))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "window"),
+    [
+        ([300, 77, 41, 1, 0], [300, 77, 41, 1, 0], None),
+        ([130, 64, 20, 5], [130, 194, 214, 130], None),  # nodes of a tree
+        ([300, 129, 20], [300, 140, 90], 50),
+    ],
+    ids=["roots", "tree", "window"],
+)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 128), (3, 1, 80), (2, 1, 256)])
+def test_attention_over_nodes_is_that_of_each_alone(
+    queries: list[int], keys: list[int], window: int | None, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    from mint.engine import gpu_parts  # noqa: F401  (needs Triton)
+
+    torch.manual_seed(0)
+    starts = [torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda") for lengths in (queries, keys)]
+    spans = [torch.empty(max(lengths), device="cuda") for lengths in (queries, keys)]
+    layout = FlashLayout(*starts, keys_S=None, even=None, query_span=spans[0], key_span=spans[1])
+    q, k, v = (
+        normal(sum(rows), count, head_dim, dtype=torch.bfloat16).requires_grad_()
+        for rows, count in ((queries, heads), (keys, kv_heads), (keys, kv_heads))
+    )
+    ours = flash_attention(layout, q, k, v, head_dim**-0.5, window)
+    theirs = dense_attention(layout, q.float(), k.float(), v.float(), head_dim**-0.5, window)
+    assert_alike([ours.float()], [theirs], [q, k, v], tolerance=0.01)
+
+
+@pytest.mark.parametrize(("temperature", "softcap"), [(1.0, None), (0.7, None), (1.3, 30.0)])
+def test_powers_of_logits_are_those_of_the_formula(temperature: float, softcap: float | None) -> None:
+    from mint.engine.kernels import training
+
+    torch.manual_seed(0)
+    products = 20 * normal(33, 9001)
+    expected = logprobs._powers(products.clone(), temperature, softcap)
+    for ours, theirs in zip(training.powers(products, temperature, softcap), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("inputs", "rank"), [(128, 16), (100, 3), (5000, 1)])
 def test_inputs_are_widened_by_what_an_adapter_makes_of_them(inputs: int, rank: int) -> None:
     from mint.engine.kernels import training
 
-    x, z, scale = normal(33, inputs), normal(33, rank), torch.full((), 2.5, device="cuda")
-    assert torch.equal(training.widen(x, z, scale), torch.cat([x, z * scale], dim=1))
+    x, z = normal(33, inputs), normal(33, rank)
+    assert torch.equal(training.widen(x, z), torch.cat([x, z], dim=1))
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def a_sample(**fields: object) -> Sample:
         "repeats": False,
         "surprise": 0.4, "gap": 1e-6, "shifted_gap": 0.5, "agrees": None, "misread": None, "garbled": False,
         "end_inside": False, "logprobs": (), "tokens": (), "exact": None, "response": "", "trained": False,
-        "prompt_length": 20, "ended_by": "<end>", "oddity": None,
+        "prompt_length": 20, "ended_by": "<end>", "oddity": None, "turns": 1, "last_turn_only": False,
     }  # fmt: skip
     return Sample(**(values | fields))
 

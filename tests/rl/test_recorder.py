@@ -10,7 +10,7 @@ import pytest
 
 import mint
 from mint.errors import BadRequest
-from mint.rl.doctor import diagnose
+from mint.rl.doctor import diagnose, mask
 from mint.rl.doctor.evidence import read_evidence
 from mint.rl.ledger import Ledger
 from mint.rl.recorder import Recorder
@@ -137,8 +137,8 @@ def test_an_episode_of_two_turns_is_one_rollout(client, run):
         run.score([first, second], float(member), metrics={"correct": 1.0})
         whole, n = between + second.tokens, len(prompt) - 1
         logprobs = [0.0] * n + list(first.logprobs) + [0.0] * 2 + list(second.logprobs)
-        mask = [0.0] * n + [1.0] * len(first.tokens) + [0.0] * 2 + [1.0] * len(second.tokens)
-        inputs = {"target_tokens": whole[1:], "logprobs": logprobs, "advantages": [(member - 0.5) * m for m in mask]}
+        sampled = [0.0] * n + [1.0] * len(first.tokens) + [0.0] * 2 + [1.0] * len(second.tokens)
+        inputs = {"target_tokens": whole[1:], "logprobs": logprobs, "advantages": [(member - 0.5) * m for m in sampled]}
         data.append(Datum(ModelInput.from_ints(whole[:-1]), inputs))
     trainer.forward_backward(data, "importance_sampling")
     trainer.optim_step(ADAM)
@@ -149,6 +149,61 @@ def test_an_episode_of_two_turns_is_one_rollout(client, run):
     assert records[1].reward_terms == {"correct": 1.0} and records[1].advantage == pytest.approx(0.5)
     gaps = np.array(records[1].logprobs) - np.array(records[1].train_logprobs)
     assert np.abs(gaps).max() < 1e-4
+
+
+def two_turns(run: Recorder, sampler: Any, prompt: list[int], member: int, continues: bool) -> list[tuple]:
+    """An episode, scored: prompt and answer of both turns."""
+    first = sampler.sample(ModelInput.from_ints(prompt), 1, params(member)).result().sequences[0]
+    after = [*prompt, *first.tokens, 40, 41] if continues else [42, 43, 44 + member]
+    second = sampler.sample(ModelInput.from_ints(after), 1, params(9 + member)).result().sequences[0]
+    run.score([first, second], float(member), group="all")
+    return [(prompt, first), (after, second)]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+@pytest.mark.parametrize("backwards", [True, False])
+def test_turns_sent_in_datums_of_their_own_are_found_again(client, run, continues, backwards):
+    trainer = run.watch(client)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    prompt = prompts_of(trainer)[0]
+    data = [
+        datum(asked, said, member - 0.5)
+        for member in range(2)
+        for asked, said in two_turns(run, sampler, prompt, member, continues)
+    ]
+    trainer.forward_backward(data[::-1] if backwards else data, "importance_sampling")
+    trainer.optim_step(ADAM)
+    run.end_step()
+    metrics, records = run.run_dir.metrics()[0], run.run_dir.rollouts(0)
+    assert metrics["train/unknown_datums"] == metrics["train/unsampled_tokens"] == 0
+    for record in records:
+        expected = [(record.member - 0.5) * sampled for sampled in record.mask]
+        assert record.advantages == pytest.approx(expected) and record.advantage == pytest.approx(record.member - 0.5)
+        gaps = np.array(record.logprobs) - np.array(record.train_logprobs)
+        assert np.abs(gaps[np.array(record.mask, dtype=bool)]).max() < 1e-4
+
+
+def test_advantages_outside_what_was_sampled_are_counted_and_turns_without_any_are_seen(client, run):
+    trainer = run.watch(client)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    prompt = prompts_of(trainer)[0]
+    for environment, first_turn in ((1.0, 1.0), (0.0, 0.0)):
+        data = []
+        for member in range(16):
+            (_, first), (after, second) = two_turns(run, sampler, prompt, member, continues=True)
+            whole = datum(after, second, member - 7.5)
+            before = [0.0] * (len(prompt) - 1) + [first_turn] * len(first.tokens) + [environment] * 2
+            inputs = whole.loss_fn_inputs
+            advantages = before + inputs["advantages"].tolist()[len(before) :]
+            data.append(Datum(whole.model_input, {**inputs, "advantages": advantages}))
+        trainer.forward_backward(data, "importance_sampling", {"unchecked": 1})
+        trainer.optim_step(ADAM)
+        run.end_step()
+    assert [line["train/unsampled_tokens"] for line in run.run_dir.metrics()] == [32.0, 0.0]
+    evidence = read_evidence(run.run_dir)
+    found = [[f.sentence for f in mask.check(evidence.window(step, step))] for step in range(2)]
+    assert len(found[0]) == 1 and "32 tokens" in found[0][0] and "tool" in found[0][0]
+    assert len(found[1]) == 1 and "100% of the trained episodes" in found[1][0] and "only the last turn" in found[1][0]
 
 
 def test_an_evaluation_is_kept_apart(client, run):

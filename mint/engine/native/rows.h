@@ -27,7 +27,9 @@ inline void norm(const float* x, const float* weight, int64_t width, float eps, 
 }
 
 // The gradient in x, from that in the normed row; added to what is in `out` where asked for. `out` may be `grad`.
-inline void norm_back(const float* x, const float* weight, int64_t width, float eps, const float* grad, float* out, bool add) {
+inline void norm_back(
+    const float* x, const float* weight, int64_t width, float eps, const float* grad, float* out, bool add
+) {
     const float factor = norm_factor(x, width, eps);
     Vector along = {};
     by_vectors(width, [&](int64_t i, int64_t n) { along += load(grad + i, n) * load(weight + i, n) * load(x + i, n); });

@@ -27,17 +27,13 @@ from mint.engine.native.weights import PackedLowRank, PackedWeights
 if TYPE_CHECKING:
     from mint.engine.batch import Batch
 
-# A pass's memory is kept for the next one up to this size, because new memory costs a small model's pass a tenth; a
-# larger model's, which it costs a hundredth, is given back.
-MOST_FLOATS_KEPT = 64 * 2**20
-
 
 class NativeTraining:
     def __init__(self, weights: PackedWeights) -> None:
         self.weights, self.functions = weights, weights.functions
         self._layers = weights.layers()
         self._decoder = weights.decoder(self._layers, block_size=0)
-        self._memory: deque[Tensor] = deque()
+        self._memory: deque[_Memory] = deque()  # one for each pass that was under way at once
 
     def logprobs(self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool) -> Tensor:
         """Of every target, [S]; differentiable in the adapter's parameters if there is to be a backward pass."""
@@ -49,25 +45,36 @@ class NativeTraining:
         rows_VH = address(self.weights.fused.unembedding.weight_OI)
         return structures.Model(ctypes.pointer(self._decoder), self.weights.back() if backward else None, rows_VH)
 
-    def borrow(self, floats: int) -> Tensor:
+    def borrow(self, floats: int) -> _Memory:
         """Memory for at least so many."""
         try:
             memory = self._memory.pop()
         except IndexError:
-            return _new_memory(floats)
-        return memory if len(memory) >= floats else _new_memory(floats)
+            return _Memory(floats)
+        return memory if len(memory.numbers) >= floats else _Memory(floats)
 
-    def give_back(self, memory: Tensor) -> None:
-        if len(memory) <= MOST_FLOATS_KEPT:
-            self._memory.append(memory)
+    def give_back(self, memory: _Memory) -> None:
+        memory.rest()
+        self._memory.append(memory)
 
 
-def _new_memory(floats: int) -> Tensor:
-    """In large pages where the system has them: it is all written, page by page."""
-    memory = mmap.mmap(-1, floats * 4)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32)
+class _Memory:
+    """A pass's, kept for the next one because new memory costs a tenth of a pass. Meanwhile the system may take its
+    pages for others; in large pages where there are any, as all of it is written."""
+
+    def __init__(self, floats: int) -> None:
+        self._pages: mmap.mmap | None = None
+        if hasattr(mmap, "MADV_HUGEPAGE") and hasattr(mmap, "MADV_FREE"):
+            self._pages = mmap.mmap(-1, floats * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._pages.madvise(mmap.MADV_HUGEPAGE)
+            self.numbers = torch.frombuffer(self._pages, dtype=torch.float32)
+        else:
+            self.numbers = torch.empty(floats)
+
+    def rest(self) -> None:
+        """Its numbers may be gone afterwards."""
+        if self._pages is not None:
+            self._pages.madvise(mmap.MADV_FREE)
 
 
 class _Pass:
@@ -108,13 +115,13 @@ class _Pass:
             keep=backward,
             lean=lean,
         )
-        self._memory: Tensor | None = None
+        self._memory: _Memory | None = None
 
     def forward(self) -> Tensor:
         """[C]"""
         functions, keep = self._training.functions, bool(self._batch.keep)
         self._memory = self._training.borrow(functions.mint_training_memory(self._model, self._batch))
-        self._batch.memory = address(self._memory)
+        self._batch.memory = address(self._memory.numbers)
         found_C = torch.empty(self._cells)
         functions.mint_training_forward(self._model, self._batch, address(found_C))
         if not keep:

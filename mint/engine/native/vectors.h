@@ -44,7 +44,9 @@ inline Vector load(const float* from, int64_t count) {
     return x;
 }
 
-inline void store(float* to, Vector x, int64_t count) { std::memcpy(to, &x, std::min<int64_t>(count, LANES) * sizeof(float)); }
+inline void store(float* to, Vector x, int64_t count) {
+    std::memcpy(to, &x, std::min<int64_t>(count, LANES) * sizeof(float));
+}
 
 inline Vector splat(float x) { return x - Vector{}; }
 

@@ -39,14 +39,20 @@ def runs_of(adapters: Iterable[tuple[Adapter | None, int]]) -> Rows:
 
 def drawn_from(logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
     """A token for each sequence from its row, and what else was asked for."""
-    ids_N = draw(logits_NV, _params(sequences))
+    ids_N = draw(logits_NV, params_of(sequences))
     logprobs = logprobs_of(logits_NV, ids_N[:, None]).tolist()
-    k = max(sequence.group.request.topk_sample_logprobs for sequence in sequences)
-    topk: list[list[TopkRow]] = [[row] for row in topk_rows(logits_NV, k)] if k else [[]] * len(sequences)
+    topk = likeliest(logits_NV, sequences)
     return [Drawn(*drawn) for drawn in zip(sequences, ids_N[:, None].tolist(), logprobs, topk, strict=True)]
 
 
-def _params(sequences: list[Sequence]) -> DrawParams:
+def likeliest(logits_NV: Tensor, sequences: list[Sequence]) -> list[list[TopkRow]]:
+    """For the one token each draws from its row: the likeliest, if somebody asked for them."""
+    k = max(sequence.group.request.topk_sample_logprobs for sequence in sequences)
+    return [[row] for row in topk_rows(logits_NV, k)] if k else [[]] * len(sequences)
+
+
+def params_of(sequences: list[Sequence]) -> DrawParams:
+    """Of their next draws."""
     params = [sequence.group.params for sequence in sequences]
     return DrawParams(
         temperature_N=np.array([p.temperature for p in params]),

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.kernels import products
 from mint.engine.kernels import rows as kernels
-from mint.engine.kernels.rows import TILE, Adapters
+from mint.engine.kernels.draw import LowRank
+from mint.engine.kernels.rows import TILE, Adapters, Product
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.slots import AdapterSlots
 
@@ -35,6 +38,8 @@ class PassRows:
     """Where keys and values go; -1: nowhere, a row that only fills a tile."""
     slot_of_tile: Tensor
     """Each tile's line in the adapters' tables."""
+    joined: int | None
+    """The rank up to which A stands below the weights; None: the rows have several adapters."""
     attend: AttendRows
 
 
@@ -56,67 +61,98 @@ class KernelPass:
     def hidden(self, rows: PassRows) -> Tensor:
         """The final hidden states [N, H], after the last norm."""
         fused, adapters = self._fused, self._adapters(rows.slot_of_tile)
+        project = partial(self._project, adapters=adapters, joined=rows.joined)
         residual_NH = F.embedding(rows.token_N, fused.embedding)
         x_NH = kernels.add_and_norm(residual_NH, None, fused.layers[0].input_norm, fused.eps, adapters)
         norms_after = [*(layer.input_norm for layer in fused.layers[1:]), fused.final_norm]
         for number, (layer, norm_after) in enumerate(zip(fused.layers, norms_after, strict=True)):
             cache = self._store.keys[number], self._store.values[number]
-            qkv, y, first = self._project(layer.qkv, x_NH, adapters)
             rotary = fused.cos_PD, fused.sin_PD
             q_NHD = kernels.heads(
-                qkv, y, layer.head_norm, rotary, rows.position_N, rows.cache_slot_N, cache, self._shape, fused.eps,
-                adapters, first,
+                project(layer.qkv, x_NH), layer.head_norm, rotary, rows.position_N, rows.cache_slot_N, cache,
+                self._shape, fused.eps, adapters,
             )  # fmt: skip
             seen_NHD = torch.empty_like(q_NHD)
             rows.attend(q_NHD, cache, seen_NHD, fused.scale, layer.window)
-            delta = self._project(layer.out, seen_NHD.flatten(1), adapters)
+            delta = project(layer.out, seen_NHD.flatten(1))
             x_NH = kernels.add_and_norm(residual_NH, delta, layer.mlp_norm, fused.eps, adapters)
-            gate_up, y, first = self._project(layer.gate_up, x_NH, adapters)
-            delta = self._project(layer.down, kernels.gate(gate_up, y, adapters, first), adapters)
+            delta = project(layer.down, kernels.gate(project(layer.gate_up, x_NH), adapters))
             x_NH = kernels.add_and_norm(residual_NH, delta, norm_after, fused.eps, adapters)
         return x_NH
 
-    def logits(self, hidden_NH: Tensor, slot_of_tile: Tensor, adapted: bool, out_NV: Tensor | None = None) -> Tensor:
-        """[N, V] in the model's dtype. `adapted`: some adapter sits on the unembedding."""
-        unembedding = self._fused.unembedding
-        if out_NV is None:
-            out_NV = self._linear(hidden_NH, unembedding)
-        elif self._fixed_rows is None and unembedding.bias_O is None:
-            torch.mm(hidden_NH, unembedding.weight_OI.T, out=out_NV)
+    def unembed(
+        self, hidden_NH: Tensor, slot_of_tile: Tensor, adapted: bool, joined: int | None, buffer: Tensor | None = None
+    ) -> tuple[Tensor, LowRank | None]:
+        """Logits [N, V] in the model's dtype, in the buffer if one is given, and what has to be added to them yet.
+        `adapted`: some adapter sits on the unembedding."""
+        unembedding, outputs = self._fused.unembedding, len(self._fused.unembedding.weight_OI)
+        adapters, number = self._adapters(slot_of_tile), self._slots.first_linear(unembedding)
+        if not adapted or joined is None:
+            logits_NV = self._linear(hidden_NH, unembedding.weight_OI, unembedding.bias_O, buffer)
+            y = kernels.shrink(hidden_NH, adapters, number, 1) if adapted else None
         else:
-            out_NV.copy_(self._linear(hidden_NH, unembedding))
-        if adapted:
-            number = self._slots.first_linear(unembedding)
-            adapters = self._adapters(slot_of_tile)
-            kernels.add_low_rank(out_NV, kernels.shrink(hidden_NH, adapters, number, 1), adapters, number)
-        return out_NV
+            whole = self._linear(hidden_NH, *_with_room(unembedding, joined), buffer)
+            logits_NV, y = whole[:, :outputs], whole[None, :, outputs:].unflatten(2, (1, joined))
+        return logits_NV, None if y is None else LowRank(y, adapters, number, alone=joined is not None)
+
+    def logits(
+        self, hidden_NH: Tensor, slot_of_tile: Tensor, adapted: bool, joined: int | None, buffer: Tensor | None = None
+    ) -> Tensor:
+        """Whole, with what adapters add."""
+        logits_NV, low_rank = self.unembed(hidden_NH, slot_of_tile, adapted, joined, buffer)
+        if low_rank is not None:
+            kernels.add_low_rank(logits_NV, low_rank.y, low_rank.adapters, low_rank.linear)
+        return logits_NV
 
     def _adapters(self, slot_of_tile: Tensor) -> Adapters:
-        return Adapters(self._slots.tables, slot_of_tile, self.steady)
+        return Adapters(self._slots.tables, slot_of_tile, self._fused.embedding.dtype, self.steady)
 
-    def _project(self, projection: Projection, x_NI: Tensor, adapters: Adapters) -> tuple[Tensor, Tensor, int]:
-        """The base weights' output, the first half of the adapters' product, and the number of the first linear."""
-        first = self._slots.first_linear(projection)
-        linears = len(projection.paths)
+    def _project(self, projection: Projection, x_NI: Tensor, adapters: Adapters, joined: int | None) -> Product:
+        """The base weights' output and the first half of the adapters' product."""
+        first, linears = self._slots.first_linear(projection), len(projection.paths)
+        if joined is not None:
+            outputs = len(projection.weight_OI)
+            weight, bias = _with_room(projection, joined)
+            few = len(x_NI) <= products.MOST_ROWS and bias is None and x_NI.dtype.itemsize == 2
+            whole = products.few_rows(x_NI, weight) if few else F.linear(x_NI, weight, bias)[None]
+            return Product(whole[..., :outputs], whole[..., outputs:].unflatten(2, (linears, joined)), first)
         if not x_NI.is_cuda or not torch.cuda.is_current_stream_capturing():
-            return self._linear(x_NI, projection), kernels.shrink(x_NI, adapters, first, linears), first
+            y = kernels.shrink(x_NI, adapters, first, linears)
+            return Product(self._linear(x_NI, projection.weight_OI, projection.bias_O)[None], y, first)
         # In a graph both run at once: neither fills the card.
         self._side = self._side or torch.cuda.Stream()
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
             y = kernels.shrink(x_NI, adapters, first, linears)
-        out_NO = self._linear(x_NI, projection)
+        out_NO = self._linear(x_NI, projection.weight_OI, projection.bias_O)
         main.wait_stream(self._side)
-        return out_NO, y, first
+        return Product(out_NO[None], y, first)
 
-    def _linear(self, x_NI: Tensor, projection: Projection) -> Tensor:
-        weight, bias, rows = projection.weight_OI, projection.bias_O, len(x_NI)
+    def _linear(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, buffer: Tensor | None = None) -> Tensor:
+        """In the buffer, if one is given."""
+        rows = len(x_NI)
         if self._fixed_rows is None or rows == self._fixed_rows:
-            return F.linear(x_NI, weight, bias)
-        pieces = x_NI.new_zeros(-(-rows // self._fixed_rows) * self._fixed_rows, x_NI.shape[1])
-        pieces[:rows] = x_NI
-        return torch.cat([F.linear(piece, weight, bias) for piece in pieces.split(self._fixed_rows)])[:rows]
+            if buffer is not None and bias_O is None:
+                return torch.mm(x_NI, weight_OI.T, out=_of_shape(buffer, rows, len(weight_OI)))
+            out_NO = F.linear(x_NI, weight_OI, bias_O)
+        else:
+            pieces = x_NI.new_zeros(-(-rows // self._fixed_rows) * self._fixed_rows, x_NI.shape[1])
+            pieces[:rows] = x_NI
+            out_NO = torch.cat([F.linear(piece, weight_OI, bias_O) for piece in pieces.split(self._fixed_rows)])[:rows]
+        return out_NO if buffer is None else _of_shape(buffer, *out_NO.shape).copy_(out_NO)
+
+
+def _with_room(projection: Projection, rank: int) -> tuple[Tensor, Tensor | None]:
+    """Weights and bias with the rows for a rank below each of its linears."""
+    assert projection.roomy_OI is not None
+    rows = len(projection.weight_OI) + rank * len(projection.paths)
+    bias_O = projection.roomy_bias_O
+    return projection.roomy_OI[:rows], None if bias_O is None else bias_O[:rows]
+
+
+def _of_shape(buffer: Tensor, rows: int, columns: int) -> Tensor:
+    return buffer[: rows * columns].view(rows, columns)
 
 
 def rounded_rows(rows: int) -> int:

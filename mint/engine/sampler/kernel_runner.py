@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, padded
-from mint.engine.kernels import draw as draw_kernel
+from mint.engine.kernels.draw import Draws, draw
+from mint.engine.kernels.filters import Filters
 from mint.engine.kernels.rows import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
 from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size
-from mint.engine.sampler.drawing import Drawn, drawn_from, runs_of, uniforms_of
+from mint.engine.sampler.drawing import Drawn, likeliest, params_of, runs_of, uniforms_of
 from mint.engine.sampler.kernel_pass import KernelPass
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.prompt_pass import PromptPass, block_tables
@@ -30,6 +32,7 @@ from mint.engine.sampler.scheduler import Plan, Work
 from mint.engine.sampler.sequence import Sequence
 from mint.engine.sampler.slots import AdapterSlots, adapts_unembedding
 from mint.engine.sampler.transfer import Fetched, to_device
+from mint.types import TopkRow
 
 # Tokens a sequence draws before the host looks at them. The next burst has begun by then: both are what a stop may
 # cost, and what a request that arrives may wait for.
@@ -50,11 +53,12 @@ class KernelRunner:
         vocabulary = model.facts.vocab_size
         most = -(-model.facts.max_context // block_size) + 1
         self._prompts = PromptPass(self._pass, self.store, most)
-        self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most)
+        self._graphs = DecodeGraphs(self._pass, self.store, vocabulary, most, BURST)
         self._rows_a_piece = max(1, LOGITS_PIECE // vocabulary)
         self._scores_a_piece = max(1, SCORES_PIECE // vocabulary)
-        self._decoding: list[Sequence] = []  # in the graphs' buffers, in the order of their columns...
-        self._decoding_rows: Rows = []  # ...and their rows
+        self._decoding: list[Sequence] = []  # in the graphs' buffers...
+        self._decoding_rows: Rows = []  # ...the runs of rows there...
+        self._place_of: dict[Sequence, int] = {}  # ...and each one's own
 
     def forget(self, adapter: Adapter) -> None:
         self._slots.forget(adapter)
@@ -72,28 +76,21 @@ class KernelRunner:
     def _decode(self, works: list[Work], follows: bool) -> Iterable[Drawn]:
         sequences = [work.sequence for work in works]
         size = self._graphs.go_on(self._rest(works), self._slots.tables) if follows else self._load(works)
-        if not all(sequence.group.plain for sequence in sequences):
-            logits_NV = self._graphs.logits(size)
-            places = self._places(runs_of((sequence.group.adapter, 1) for sequence in sequences))
-            return drawn_from(logits_NV.index_select(0, places).float(), sequences)
-        columns = self._columns(sequences)
+        places = [self._place_of[sequence] for sequence in sequences]
         steps, ahead = max(work.steps for work in works), works[0].ahead
-        uniform = np.zeros((steps, size.sequences), dtype=np.float32)
-        uniform[:, columns] = _below_one(uniforms_of(sequences, steps, ahead))
-        temperature = np.ones(size.sequences, dtype=np.float32)
-        temperature[columns] = [sequence.group.params.temperature for sequence in sequences]
-        uniform_SA, temperature_A = self._on_device(uniform), self._on_device(temperature)
-        ids_SA = torch.zeros(steps, size.sequences, dtype=torch.int64, device=uniform_SA.device)
-        logprobs_SA = torch.zeros_like(uniform_SA)
-        for step in range(steps):
-            self._graphs.logits(size)
-            self._graphs.draw(size, temperature_A, uniform_SA[step], ids_SA[step], logprobs_SA[step])
-        return _Burst(works, columns, Fetched(ids_SA, logprobs_SA))
+        uniform_SN = np.zeros((steps, size.rows), dtype=np.float32)
+        uniform_SN[:, places] = _below_one(uniforms_of(sequences, steps, ahead))
+        ids_SN, logprobs_SN, logits_NV = self._graphs.draw(size, uniform_SN, self._filters(sequences))
+        fetched = Fetched(ids_SN, logprobs_SN)
+        return _Tokens(
+            sequences, [work.steps for work in works], places, fetched, self._likeliest(logits_NV, places, sequences)
+        )
 
     def _load(self, works: list[Work]) -> Size:
         """Puts the sequences into the graphs' buffers."""
         sequences = self._decoding = [work.sequence for work in works]
         self._decoding_rows, places = padded(runs_of((sequence.group.adapter, 1) for sequence in sequences), TILE)
+        self._place_of = dict(zip(sequences, places, strict=True))
         batch = Batch(
             place_A=np.array(places),
             slot_of_tile=self._tiles(self._decoding_rows),
@@ -103,6 +100,8 @@ class KernelRunner:
             table_AM=block_tables([sequence.blocks for sequence in sequences]),
             longest=_longest(works),
             adapted=adapts_unembedding(adapter for adapter, _ in self._decoding_rows),
+            joined=self._join(self._decoding_rows),
+            draws=params_of(sequences),
         )
         return self._graphs.load(batch, self._slots.tables)
 
@@ -114,32 +113,24 @@ class KernelRunner:
             left_A=np.array([left.get(sequence, 0) for sequence in self._decoding]),
             table_AM=block_tables([sequence.blocks for sequence in self._decoding]),
             longest=_longest(works),
+            joined=self._join(self._decoding_rows),
         )
-
-    def _columns(self, sequences: list[Sequence]) -> list[int]:
-        """Of the draws of these among those in the buffers."""
-        if len(sequences) == len(self._decoding):
-            return list(range(len(sequences)))
-        column = {sequence: n for n, sequence in enumerate(self._decoding)}
-        return [column[sequence] for sequence in sequences]
 
     # ------------------------------------------------------------------------------------------------ reading prompts
 
-    def _read(self, works: list[Work]) -> list[Drawn]:
+    def _read(self, works: list[Work]) -> Iterable[Drawn]:
         rows, places = padded(runs_of((work.sequence.group.adapter, work.count) for work in works), TILE)
         place_T = np.array(places)
         starts = np.cumsum([0, *(work.count for work in works)])[:-1].tolist()
-        hidden_NH = self._prompts.hidden(works, place_T, self._tiles(rows), self._slots.tables)
+        tiles, joined = self._tiles(rows), self._join(rows)
+        hidden_NH = self._prompts.hidden(works, place_T, tiles, joined, self._slots.tables)
         for work, start in zip(works, starts, strict=True):
             self._score(work, hidden_NH[place_T[start] : place_T[start] + work.count])
         drawing = [
             (work, places[start + work.count - 1]) for work, start in zip(works, starts, strict=True) if work.draws
         ]
-        return [
-            drawn
-            for first in range(0, len(drawing), self._rows_a_piece)
-            for drawn in self._draw(drawing[first : first + self._rows_a_piece], hidden_NH)
-        ]
+        pieces = [drawing[first : first + self._rows_a_piece] for first in range(0, len(drawing), self._rows_a_piece)]
+        return chain.from_iterable([self._draw(piece, hidden_NH) for piece in pieces])
 
     def _score(self, work: Work, hidden_CH: Tensor) -> None:
         scores, start = work.sequence.scores, work.sequence.computed
@@ -151,7 +142,7 @@ class KernelRunner:
             rows, _ = padded([(work.sequence.group.adapter, len(piece))], TILE)
             scores.write(piece, self._logits(rows_NH, rows)[: len(piece)].float())
 
-    def _draw(self, piece: list[tuple[Work, int]], hidden_NH: Tensor) -> list[Drawn]:
+    def _draw(self, piece: list[tuple[Work, int]], hidden_NH: Tensor) -> Iterable[Drawn]:
         rows, places = padded(runs_of((work.sequence.group.adapter, 1) for work, _ in piece), TILE)
         index = np.zeros(sum(count for _, count in rows), dtype=np.int64)
         index[places] = [place for _, place in piece]
@@ -160,16 +151,31 @@ class KernelRunner:
         # The samples of a group draw their first token from the same row.
         source = np.repeat(places, [len(work.draws) for work, _ in piece]).astype(np.int32)
         source_A = self._on_device(source)
-        if not all(sequence.group.plain for sequence in sequences):
-            return drawn_from(logits_NV.index_select(0, source_A).float(), sequences)
-        uniform_A = self._on_device(_below_one(uniforms_of(sequences, 1))[0])
-        temperature = [sequence.group.params.temperature for sequence in sequences]
-        temperature_A = self._on_device(np.array(temperature, dtype=np.float32))
-        ids_A = torch.zeros(len(sequences), dtype=torch.int64, device=source_A.device)
-        logprobs_A = torch.zeros_like(uniform_A)
-        draw_kernel.draw(logits_NV, source_A, temperature_A, uniform_A, ids_A, logprobs_A)
-        drawn = zip(sequences, ids_A[:, None].tolist(), logprobs_A[:, None].tolist(), strict=True)
-        return [Drawn(*each) for each in drawn]
+        params = params_of(sequences)
+        numbers = (params.temperature_N, params.top_p_N, params.min_p_N)
+        temperature_A, top_p_A, min_p_A = (self._on_device(values.astype(np.float32)) for values in numbers)
+        filters = None
+        if self._filters(sequences):
+            filters = Filters(self._on_device(params.top_k_N.astype(np.int32)), top_p_A, min_p_A)
+        uniform_1A = self._on_device(_below_one(params.uniform_N)[None])
+        ids_1A = torch.zeros_like(uniform_1A, dtype=torch.int64)
+        logprobs_1A = torch.zeros_like(uniform_1A)
+        turn = torch.zeros(1, dtype=torch.int32, device=source_A.device)
+        draw(logits_NV, Draws(source_A, temperature_A, uniform_1A, ids_1A, logprobs_1A, turn, filters))
+        fetched, columns = Fetched(ids_1A, logprobs_1A), list(range(len(sequences)))
+        return _Tokens(sequences, [1] * len(columns), columns, fetched, self._likeliest(logits_NV, source, sequences))
+
+    def _filters(self, sequences: list[Sequence]) -> bool:
+        """Whether a draw goes through the filters, or for the sake of whole logits as if it did; always where no bit
+        may depend on who else is there."""
+        return self._pass.steady or not all(sequence.group.plain for sequence in sequences)
+
+    def _likeliest(
+        self, logits_NV: Tensor, rows: list[int] | np.ndarray, sequences: list[Sequence]
+    ) -> list[list[TopkRow]]:
+        if all(sequence.group.bursts for sequence in sequences):
+            return [[]] * len(sequences)
+        return likeliest(logits_NV.index_select(0, self._on_device(np.array(rows))).float(), sequences)
 
     def _logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Of rows in whole tiles, or of the first of them."""
@@ -177,7 +183,7 @@ class KernelRunner:
         if len(hidden_NH) < count:
             hidden_NH = torch.cat((hidden_NH, hidden_NH.new_zeros(count - len(hidden_NH), hidden_NH.shape[1])))
         adapted = adapts_unembedding(adapter for adapter, _ in rows)
-        return self._pass.logits(hidden_NH, self._on_device(self._tiles(rows)), adapted)
+        return self._pass.logits(hidden_NH, self._on_device(self._tiles(rows)), adapted, self._join(rows))
 
     # ---------------------------------------------------------------------------------------------------------- both
 
@@ -185,26 +191,32 @@ class KernelRunner:
         lines = self._slots.lines(adapter for adapter, _ in rows)
         return np.repeat([lines[adapter] for adapter, _ in rows], [count // TILE for _, count in rows]).astype(np.int32)
 
-    def _places(self, runs: Rows) -> Tensor:
-        return self._on_device(np.array(padded(runs, TILE)[1]))
+    def _join(self, rows: Rows) -> int | None:
+        """As in `PassRows`. Never where no bit may depend on who else is there."""
+        return None if self._pass.steady else self._slots.join(adapter for adapter, _ in rows)
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self._model.device)
 
 
 @dataclass(frozen=True)
-class _Burst:
+class _Tokens:
     """Tokens that are being drawn; read them and wait for them."""
 
-    works: list[Work]
+    sequences: list[Sequence]
+    steps: list[int]
+    """How many of them are each one's..."""
     columns: list[int]
+    """...and where."""
     fetched: Fetched
     """Token ids and log-probs, [steps, columns]."""
+    topk: list[list[TopkRow]]
 
     def __iter__(self) -> Iterator[Drawn]:
         ids, logprobs = (array.T[self.columns].tolist() for array in self.fetched.arrays())
-        for work, ids_S, logprobs_S in zip(self.works, ids, logprobs, strict=True):
-            yield Drawn(work.sequence, ids_S[: work.steps], logprobs_S[: work.steps])
+        of_each = zip(self.sequences, self.steps, ids, logprobs, self.topk, strict=True)
+        for sequence, steps, ids_S, logprobs_S, topk in of_each:
+            yield Drawn(sequence, ids_S[:steps], logprobs_S[:steps], topk)
 
 
 def _longest(works: list[Work]) -> int:

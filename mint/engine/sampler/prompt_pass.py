@@ -39,6 +39,8 @@ class Size(NamedTuple):
     tiles: int
     longest: int
     """Tokens of the longest context, where somebody decodes."""
+    joined: int | None
+    """As in `PassRows`."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,15 @@ class Step:
     """First row, rows, position of the first, line."""
     table_LM: np.ndarray
     length_L: np.ndarray
+    joined: int | None
 
     @property
     def size(self) -> Size:
         """Rounded, so that few sizes serve all steps."""
         decoding = self.decoding_2A.shape[1]
         longest = 1 << (int(self.length_L.max()) - 1).bit_length() if decoding else 0
-        return Size(rounded_rows(len(self.token_N)), _power_of_two(decoding), _power_of_two(len(self.tile_S4)), longest)
+        rows, tiles = rounded_rows(len(self.token_N)), _power_of_two(len(self.tile_S4))
+        return Size(rows, _power_of_two(decoding), tiles, longest, self.joined)
 
 
 class PromptPass:
@@ -74,10 +78,12 @@ class PromptPass:
         self._recorder = Recorder(store, after=_RECORDED_AFTER)
         self._allocated = False
 
-    def hidden(self, works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, tables: Tables) -> Tensor:
+    def hidden(
+        self, works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, joined: int | None, tables: Tables
+    ) -> Tensor:
         """The final hidden states [N, H] of the works' tokens, each at its place; their keys and values are in the
         cache. Overwritten by the next."""
-        step = _layout(works, place_T, slot_of_tile, self._store.block_size)
+        step = _layout(works, place_T, slot_of_tile, joined, self._store.block_size)
         size = step.size
         if size.rows > _MOST_ROWS or len(works) > _MOST_LINES:
             return self._run_at_once(step)
@@ -90,19 +96,19 @@ class PromptPass:
         return self._compute(
             on_device(step.token_N), on_device(step.position_N), on_device(step.cache_slot_N),
             on_device(step.slot_of_tile), on_device(step.decoding_2A), on_device(step.tile_S4),
-            on_device(step.table_LM), on_device(step.length_L), int(step.length_L.max()),
+            on_device(step.table_LM), on_device(step.length_L), int(step.length_L.max()), step.joined,
         )  # fmt: skip
 
     def _forward(self, size: Size) -> Tensor:
-        rows, decoding, tiles, longest = size
+        rows, decoding, tiles, longest, joined = size
         return self._compute(
             self._token[:rows], self._position[:rows], self._cache_slot[:rows], self._slot_of_tile[: rows // TILE],
-            self._decoding[:, :decoding], self._tiles[:tiles], self._table, self._length, longest,
+            self._decoding[:, :decoding], self._tiles[:tiles], self._table, self._length, longest, joined,
         )  # fmt: skip
 
     def _compute(
         self, token_N: Tensor, position_N: Tensor, cache_slot_N: Tensor, slot_of_tile: Tensor, decoding_2A: Tensor,
-        tile_S4: Tensor, table_LM: Tensor, length_L: Tensor, longest: int,
+        tile_S4: Tensor, table_LM: Tensor, length_L: Tensor, longest: int, joined: int | None,
     ) -> Tensor:  # fmt: skip
         row_A, line_A = decoding_2A
 
@@ -113,7 +119,7 @@ class PromptPass:
             if len(tile_S4):
                 paged_attention.span(q, cache, out, tile_S4, table_LM, scale, window)
 
-        return self._pass.hidden(PassRows(token_N, position_N, cache_slot_N, slot_of_tile, attend))
+        return self._pass.hidden(PassRows(token_N, position_N, cache_slot_N, slot_of_tile, joined, attend))
 
     def _put(self, step: Step, size: Size) -> None:
         """Into the buffers; what only rounds a size up computes something and leaves nothing."""
@@ -141,7 +147,9 @@ class PromptPass:
         self._allocated = True
 
 
-def _layout(works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, block_size: int) -> Step:
+def _layout(
+    works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, joined: int | None, block_size: int
+) -> Step:
     rows = len(slot_of_tile) * TILE
     counts = np.array([work.count for work in works])
     firsts = np.array([work.sequence.computed for work in works])
@@ -165,7 +173,7 @@ def _layout(works: list[Work], place_T: np.ndarray, slot_of_tile: np.ndarray, bl
     return Step(
         token_N, position_N, cache_slot_N, slot_of_tile,
         np.array(decoding, dtype=np.int32).reshape(-1, 2).T.copy(), np.array(tiles, dtype=np.int32).reshape(-1, 4),
-        table_LM, (firsts + counts).astype(np.int32),
+        table_LM, (firsts + counts).astype(np.int32), joined,
     )  # fmt: skip
 
 

@@ -14,6 +14,9 @@ from mint.engine.sampler.cache import BlockCache
 from mint.engine.sampler.sequence import Sequence
 from mint.engine.sampler.streams import stream_of
 
+# Steps of prompts that may follow one another before those that decode get their turn, if nobody decoded in the first.
+_MOST_READING = 3
+
 
 @dataclass(slots=True)
 class Work:
@@ -40,6 +43,8 @@ class Plan:
     """Nothing but sequences that read the one token they drew last."""
     follows: bool = False
     """Some of the sequences of the step before and no others, begun before its tokens are known."""
+    may_follow: int = 0
+    """How many steps of prompts may be begun behind it before its tokens are known."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy (from, to) before anything is written..."""
     fresh: list[int] = field(default_factory=list)
@@ -79,22 +84,37 @@ class Scheduler:
                 self._plan(plan, sequence, 1)
                 budget -= 1
         decoding = len(plan.work)
-        for sequence in list(self.running):
-            if budget > 0 and not _is_decoding(sequence):
-                budget -= self._plan(plan, sequence, budget)
-        while budget > 0 and self.waiting and self._admit(self.waiting[0], plan):
-            budget -= self._plan(plan, self._start(), budget)
+        self._plan_prompts(plan, budget)
         plan.decodes = len(plan.work) == decoding
         if plan.decodes and self.burst > 1:
             self._lengthen(plan)
-        plan.work.sort(key=lambda work: work.sequence.group.policy)
+        if self.burst > 1:
+            plan.may_follow = 1 if decoding else _MOST_READING
         plan.blocks = self.cache.total + 1  # and the null block
         return plan
+
+    def _plan_prompts(self, plan: Plan, budget: int) -> None:
+        for sequence in list(self.running):
+            if budget > 0 and sequence.pending and not _is_decoding(sequence):
+                budget -= self._plan(plan, sequence, budget)
+        while budget > 0 and self.waiting and self._admit(self.waiting[0], plan):
+            budget -= self._plan(plan, self._start(), budget)
+        plan.work.sort(key=lambda work: work.sequence.group.policy)
+
+    def read_on(self, plan: Plan) -> Plan | None:
+        """The step after one that reads prompts, which is committed and being carried out: more of them, and nobody who
+        decodes, because the tokens are not known yet. None if nothing is left to read, or it is the others' turn."""
+        if plan.decodes or not plan.may_follow:
+            return None
+        following = Plan(may_follow=plan.may_follow - 1)
+        self._plan_prompts(following, self.token_budget)
+        following.blocks = self.cache.total + 1
+        return following if following.work else None
 
     def follow(self, plan: Plan) -> Plan | None:
         """The step after one that is being carried out, for whoever decodes in it and may draw more than it does; who
         turns out to have stopped has drawn in vain. None if somebody could join instead, or for want of blocks."""
-        if self.burst == 1 or not plan.decodes or not all(work.sequence.group.plain for work in plan.work):
+        if self.burst == 1 or not plan.decodes or not all(work.sequence.group.bursts for work in plan.work):
             return None
         going = [work for work in plan.work if work.sequence.running and _left_after(work) > 0]
         ends = len(going) < len(plan.work)
@@ -118,7 +138,7 @@ class Scheduler:
 
     def _lengthen(self, plan: Plan) -> None:
         """More tokens for everybody, if there are blocks for them without anybody giving way."""
-        if not all(work.sequence.group.plain for work in plan.work):
+        if not all(work.sequence.group.bursts for work in plan.work):
             return
         for work in plan.work:
             work.steps = min(self.burst, work.sequence.group.max_tokens - work.sequence.drawn)

@@ -57,9 +57,18 @@ class Group:
     @property
     def plain(self) -> bool:
         """Draws from the whole distribution, and nothing but the draw is asked for."""
+        return not self.filtered and not self.request.topk_sample_logprobs
+
+    @property
+    def filtered(self) -> bool:
+        """Draws from a part of the distribution."""
         params = self.request.sampling_params
-        whole = params.top_k == -1 and params.top_p >= 1 and params.min_p <= 0
-        return whole and not self.request.topk_sample_logprobs
+        return params.top_k != -1 or params.top_p < 1 or params.min_p > 0
+
+    @property
+    def bursts(self) -> bool:
+        """Nothing but tokens and their log-probs is asked for, so that several may be drawn before anybody looks."""
+        return not self.request.topk_sample_logprobs
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,8 @@
 """Which adapters the kernels know, by line of a table of addresses, ranks and scales.
 
 A new policy is samplable when its addresses are written, and sequences of older ones go on beside it. A is read where
-it lies, B from a turned copy. Line 0 is the base model.
+it lies, B from a turned copy. Line 0 is the base model. Where all rows of a pass have one adapter, its A stands below
+the base weights as well, in the room left there: x A' is then part of the matrix product.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.fused import ROOM, FusedDecoder, Projection
 from mint.engine.kernels.rows import TILE, Tables
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.sampler.transfer import put
@@ -25,14 +26,16 @@ class AdapterSlots:
     def __init__(self, fused: FusedDecoder) -> None:
         self._device, self._dtype = fused.embedding.device, fused.embedding.dtype
         self._numbers: dict[str, int] = {}
-        for projection in chain.from_iterable(layer.projections for layer in fused.layers):
+        self._projections = [*chain.from_iterable(layer.projections for layer in fused.layers), fused.unembedding]
+        for projection in self._projections:
             self._count(projection)
-        self._count(fused.unembedding)
         self.tables = Tables(_FIRST_LINES, len(self._numbers), TILE, self._device)
         """Another object when it had to grow: whatever was recorded with the old one is void."""
         self._lines: dict[Adapter, int] = {}
         self._held: dict[int, list[Tensor]] = {}  # what the addresses of a line point to
         self._free = list(range(_FIRST_LINES - 1, 0, -1))
+        self._standing: Adapter | None = None  # whose A stands below the weights
+        self._rooms: dict[int, dict[str, Tensor]] = {}  # by rank in whole steps: the room of each linear
 
     def first_linear(self, projection: Projection) -> int:
         return self._numbers[projection.paths[0]]
@@ -47,8 +50,45 @@ class AdapterSlots:
                 self._write(adapter, self._lines[adapter])
         return {None: 0} | {adapter: self._lines[adapter] for adapter in wanted}
 
+    def join(self, adapters: Iterable[Adapter | None]) -> int | None:
+        """If the rows of a pass have one adapter among them at most, puts its A below the weights; the rank, in whole
+        steps, or None if there are several or no room for it."""
+        wanted = {adapter for adapter in adapters if adapter is not None}
+        if len(wanted) > 1 or any(projection.roomy_OI is None for projection in self._projections):
+            return None
+        if not wanted:
+            return 0
+        adapter = wanted.pop()
+        rank = -(-adapter.config.rank // TILE) * TILE
+        if rank > ROOM:
+            return None
+        if self._standing is not adapter:
+            self._stand(adapter, rank)
+        return rank
+
+    @torch.no_grad()
+    def _stand(self, adapter: Adapter, rank: int) -> None:
+        rooms = self._rooms.get(rank) or self._rooms.setdefault(rank, self._rooms_of(rank))
+        held = adapter.config.rank
+        targets, sources = [rooms[path] for path in adapter.weights], [down for down, _ in adapter.weights.values()]
+        if held < rank:  # what another left there must not be multiplied, not even by zero
+            torch._foreach_zero_(targets)
+            targets = [target[:held] for target in targets]
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+        self._standing = adapter
+
+    def _rooms_of(self, rank: int) -> dict[str, Tensor]:
+        rooms: dict[str, Tensor] = {}
+        for projection in self._projections:
+            assert projection.roomy_OI is not None
+            free = projection.roomy_OI[sum(projection.sizes) :][: rank * len(projection.paths)]
+            rooms |= zip(projection.paths, free.split(rank), strict=True)
+        return rooms
+
     def forget(self, adapter: Adapter) -> None:
         """For one that runs on it is found again at its next step."""
+        if self._standing is adapter:
+            self._standing = None
         if (line := self._lines.pop(adapter, None)) is not None:
             del self._held[line]
             self._free.append(line)

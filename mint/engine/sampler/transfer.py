@@ -22,11 +22,11 @@ class Fetched:
 
     def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._copies: list[Tensor] = [tensor for tensor in tensors]
-        if tensors[0].is_cuda:
-            self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-            for copy, tensor in zip(self._copies, tensors, strict=True):
-                copy.copy_(tensor, non_blocking=True)
+        on_gpu = tensors[0].is_cuda
+        self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_gpu) for t in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        if on_gpu:
             self._event = torch.cuda.Event()
             self._event.record()
 

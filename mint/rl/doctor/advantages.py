@@ -1,4 +1,4 @@
-"""Advantages that do not belong to the rollouts they were sent with, and tokens left out of the loss."""
+"""Advantages and datums that do not belong to the rollouts they were sent with. Which tokens have one: `mask`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREIGN = 0.3
 
 
 def check(run: Evidence) -> list[Finding]:
-    found = (_wrong_sample(run), _one_sided(run), _dropped(run), _foreign(run), _uneven(run), _kl_outweighs(run))
+    found = (_wrong_sample(run), _one_sided(run), _dropped(run), _foreign(run), _kl_outweighs(run))
     return [finding for finding in found if finding]
 
 
@@ -93,25 +93,6 @@ def _pairs(run: Evidence, value: Callable[[Sample], float | None]) -> tuple[int,
                     if (high - low) * (better.reward - other.reward) < 0:
                         wrong.append((better, other))
     return count, wrong
-
-
-def _uneven(run: Evidence) -> Finding | None:
-    trained = [s for s in run.samples if s.sent is not None]
-    uneven = [s for s in trained if s.uneven]
-    if len(trained) < FEWEST_TRAINED or len(uneven) < 0.5 * len(trained):
-        return None
-    return Finding(
-        "mask",
-        "alarm",
-        run.span,
-        f"In {len(uneven) / len(trained):.0%} of the trained answers some sampled tokens were sent without an "
-        "advantage and others with one: the mask is shifted against the tokens.",
-        "Targets are the tokens moved by one: input = tokens[:-1], target = tokens[1:], and mask, advantages and "
-        "log-probs must be moved the same way.",
-        0.95,
-        {"answers with a hole in the mask": len(uneven) / len(trained)},
-        shown(uneven),
-    )
 
 
 def _one_sided(run: Evidence) -> Finding | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from mint.rl.doctor.evidence import Evidence
 from mint.rl.doctor.finding import Finding, shown
 from mint.rl.doctor.statistics import SURE, change_of, holdout_change
@@ -10,12 +12,14 @@ LEAK_ALARM = 0.1
 """Of the training prompts or of the holdout: from here up a tenth of the measured progress may be memory."""
 FEWEST_GROUPS = 12
 FEW_DIFFERENT = 0.6
+AMBIGUOUS = 0.2
+"""Of the groups: a task may well have a question or two with more than one answer."""
 ORDERED = 0.1
 """Of the length at the start."""
 
 
 def check(run: Evidence) -> list[Finding]:
-    found = (_leaked(run), _same_prompt(run) or _duplicates(run), _order(run))
+    found = (_leaked(run), _same_prompt(run) or _ambiguous(run) or _duplicates(run), _order(run))
     return [finding for finding in found if finding]
 
 
@@ -63,6 +67,30 @@ def _same_prompt(run: Evidence) -> Finding | None:
         0.97 if wrong else 0.6,
         {"groups": len(groups), "different prompts": 1, "problems": named},
         shown(group[0] for group in groups),
+    )
+
+
+def _ambiguous(run: Evidence) -> Finding | None:
+    """Prompts that are asked with different right answers."""
+    groups = [group[0] for step in run.steps for group in step.groups if group[0].reference is not None]
+    answers: dict[int, set[str]] = defaultdict(set)
+    for sample in groups:
+        answers[sample.prompt_key].add(str(sample.reference))
+    several = [s for s in groups if len(answers[s.prompt_key]) > 1]
+    if len(several) < max(FEWEST_GROUPS, AMBIGUOUS * len(groups)):
+        return None
+    most = max(len(found) for found in answers.values())
+    return Finding(
+        "ambiguous_prompts",
+        "alarm",
+        run.span,
+        f"{len(several)} of {len(groups)} groups have a prompt that was also asked with another right answer (one of "
+        f"them with {most}): what tells the problems apart does not reach the model.",
+        "Look at the prompts as they were sent (mint show RUN --step 0 --group 0): cut to a length limit, a template "
+        "whose field stays empty, or a question that is not filled in.",
+        0.99,
+        {"groups with such a prompt": len(several) / len(groups), "right answers of one prompt": most},
+        shown(sorted(several, key=lambda s: s.prompt_key)),
     )
 
 

@@ -56,6 +56,9 @@ class Sample:
     """Mean distance of its tokens' advantages from that mean, which is the KL penalty's doing."""
     uneven: bool
     """Some of its trained tokens were sent with no advantage, and others with one."""
+    turns: int
+    last_turn_only: bool
+    """Of several turns only the last was sent with an advantage."""
     version: int
     temperature: float
     length: int
@@ -200,6 +203,8 @@ def sample_of(record: RolloutRecord, keep: bool = False) -> Sample:
         sent=sent,
         sent_spread=spread,
         uneven=_uneven(record),
+        turns=len(record.turns),
+        last_turn_only=_last_turn_only(record),
         version=record.policy_version,
         temperature=record.temperature,
         length=int(sampled.sum()),
@@ -251,6 +256,13 @@ def _uneven(record: RolloutRecord) -> bool:
         return False
     trained = [a for a, m in zip(record.advantages, record.mask, strict=True) if m]
     return any(trained) and not all(trained)
+
+
+def _last_turn_only(record: RolloutRecord) -> bool:
+    if record.advantages is None or len(record.turns) < 2:
+        return False
+    *earlier, last = (any(record.advantages[turn.start : turn.end]) for turn in record.turns)
+    return last and not any(earlier)
 
 
 def _gaps(record: RolloutRecord) -> tuple[float | None, float | None]:

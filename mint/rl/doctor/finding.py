@@ -14,7 +14,7 @@ SEVERITIES: tuple[Severity, ...] = ("notice", "warning", "alarm")
 
 SHOWN_SAMPLES = 2
 
-_PROMPT = frozenset({"wrong_tokenizer", "wrong_template"})
+_PROMPT = frozenset({"wrong_tokenizer", "wrong_template", "ambiguous_prompts"})
 _ENDING = frozenset({"stop_token_missing", "stops_at_once", "stops_early"})
 _CHANGED = frozenset({"temperature_changed", "sampling_changed", "learning_rate_changed", "weights_replaced"})
 _LOOP = frozenset(
@@ -43,6 +43,7 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     },
     "length_drift": _CHANGED | _GRADER | {"reward_hacking", "learning_rate_large", "data_order"},
     "reward_hacking": _CHANGED | {"reward_sign", "rejects_reference", "leaked_holdout", "data_order"},
+    "ambiguous_prompts": frozenset({"wrong_reference"}),
     "reward_sign": frozenset({"wrong_reference"}),
     "rejects_reference": frozenset({"wrong_reference"}),
     "reward_unrelated": frozenset({"wrong_reference", "contradictory_grades", "grader_errors"}),
@@ -50,8 +51,8 @@ FOLLOWS_FROM: dict[str, frozenset[str]] = {
     "reward_fell": _CHANGED | _LOOP | _SAMPLER | {"learning_rate_large", "reward_sign", "data_order"},
     "spike": _CHANGED | _SAMPLER | {"learning_rate_large", "reward_scale"},
     "learning_rate_large": frozenset({"learning_rate_changed"}),
-    "leaked_holdout": frozenset({"same_prompt"}),
-    "data_order": frozenset({"same_prompt", "duplicate_prompts"}),
+    "leaked_holdout": frozenset({"same_prompt", "ambiguous_prompts"}),
+    "data_order": frozenset({"same_prompt", "duplicate_prompts", "ambiguous_prompts"}),
     "temperature_changed": frozenset(
         {
             "learning_rate_large", "learning_rate_changed", "weights_replaced", "stop_token_missing", "repetition",

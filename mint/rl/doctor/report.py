@@ -14,6 +14,7 @@ from mint.rl.doctor import (
     grading,
     hacking,
     instability,
+    mask,
     mismatch,
     movement,
     progress,
@@ -31,7 +32,7 @@ from mint.rl.rundir import RunDir
 CHECKS: tuple[Callable[[Evidence], list[Finding]], ...] = tuple(
     module.check
     for module in (
-        signal, saturation, endings, grading, advantages, text, data, mismatch, staleness, movement, instability,
+        signal, saturation, endings, grading, advantages, mask, text, data, mismatch, staleness, movement, instability,
         collapse, hacking, sampling, scale, progress,
     )
 )  # fmt: skip

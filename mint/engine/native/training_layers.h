@@ -1,0 +1,149 @@
+// The layers of a training pass, forward and back: norm and projection, attention, the rest of the layer.
+#pragma once
+
+#include <cstring>
+
+#include "rows.h"
+#include "training_projection.h"
+#include "tree_attention.h"
+
+class Layers {
+public:
+    Layers(const Model& model, const MicroBatch& batch, Space& space, Projections& projections)
+        : decoder_(*model.decoder), batch_(batch), space_(space), projections_(projections),
+          shape_{decoder_.heads, decoder_.kv_heads, decoder_.head_dim, decoder_.scale},
+          nodes_(nodes_of(batch.lengths, batch.parents, batch.num_nodes)) {}
+
+    void forward(int64_t number, float* out) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { attention_inputs(number, first, rows); });
+        TreeAttention attention(shape_, layer.window);
+        for (const Node& node : nodes_) attention.forward(node, kept.qkv, kept.seen, kept.mass);
+        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { after_attention(number, first, rows, out); });
+    }
+
+    // `grad` goes from the layer's output to its input, if anybody is interested in that.
+    void backward(int64_t number, bool wanted) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { after_attention_back(number, first, rows); });
+        std::memset(space_.grad_qkv, 0, batch_.rows * shape_.width() * sizeof(float));
+        TreeAttention attention(shape_, layer.window);
+        for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node)
+            attention.backward(*node, kept.qkv, kept.seen, kept.mass, space_.grad_seen, space_.grad_qkv);
+        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) {
+            attention_inputs_back(number, first, rows, wanted);
+        });
+    }
+
+private:
+    // The rows from `first` on, as the projection's adapter reduced them.
+    float* low_of(int64_t number, Projection kind, int64_t first) const {
+        return space_.layers[number].low[kind] + first * projections_.rank(PROJECTIONS * number + kind);
+    }
+
+    void attention_inputs(int64_t number, int64_t first, int64_t rows) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        const int64_t width = decoder_.hidden, size = decoder_.head_dim, both = decoder_.heads + decoder_.kv_heads;
+        for (int64_t n = 0; n < rows; n++)
+            norm(kept.x + (first + n) * width, layer.input_norm, width, decoder_.eps, space_.normed + n * width);
+        float *low = low_of(number, QKV, first), *qkv = kept.qkv + first * shape_.width();
+        projections_.project(layer.qkv, PROJECTIONS * number + QKV, {space_.normed, width}, rows, low, qkv, false);
+        for (int64_t row = first; row < first + rows; row++) {
+            float* x = kept.qkv + row * shape_.width();
+            const int64_t position = batch_.positions[row];
+            if (layer.head_norm) std::memcpy(kept.heads + row * both * size, x, both * size * sizeof(float));
+            for (int64_t head = 0; head < both; head++, x += size) {
+                if (layer.head_norm) norm(x, layer.head_norm + head * size, size, decoder_.eps, x);
+                turn(x, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+            }
+        }
+    }
+
+    void after_attention(int64_t number, int64_t first, int64_t rows, float* out) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        const int64_t width = decoder_.hidden, seen = decoder_.heads * decoder_.head_dim, inner = decoder_.intermediate;
+        float *middle = kept.middle + first * width, *gate_up = space_.wide;
+        std::memcpy(middle, kept.x + first * width, rows * width * sizeof(float));
+        const auto project = [&](const Matrix& matrix, Projection kind, Rows x, float* to, bool add) {
+            projections_.project(matrix, PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), to, add);
+        };
+        project(layer.out, OUT, {kept.seen + first * seen, seen}, middle, true);
+        for (int64_t n = 0; n < rows; n++)
+            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
+        project(layer.gate_up, GATE_UP, {space_.normed, width}, gate_up, false);
+        for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+        std::memcpy(kept.gate_up + first * 2 * inner, gate_up, rows * 2 * inner * sizeof(float));
+        std::memcpy(out + first * width, middle, rows * width * sizeof(float));
+        project(layer.down, DOWN, {space_.narrow, inner}, out + first * width, true);
+    }
+
+    void after_attention_back(int64_t number, int64_t first, int64_t rows) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        const int64_t width = decoder_.hidden, seen = decoder_.heads * decoder_.head_dim, inner = decoder_.intermediate;
+        const float *middle = kept.middle + first * width, *gate_up = kept.gate_up + first * 2 * inner;
+        float* grad = space_.grad + first * width;
+        if (all_zero(grad, rows * width)) {  // as of prompts, in the last layer
+            std::memset(space_.grad_seen + first * seen, 0, rows * seen * sizeof(float));
+            return;
+        }
+        // The gated rows again, then their gradients in their place.
+        for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+        float* grad_gated = space_.wide;
+        const auto back = [&](Projection kind, Rows x, const float* given, float* to) {
+            projections_.project_back(PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), given, to);
+        };
+        back(DOWN, {space_.narrow, inner}, grad, grad_gated);
+        std::memcpy(space_.narrow, grad_gated, rows * inner * sizeof(float));
+        for (int64_t n = 0; n < rows; n++)
+            gate_back(gate_up + n * 2 * inner, inner, space_.narrow + n * inner, space_.wide + n * 2 * inner);
+        for (int64_t n = 0; n < rows; n++)
+            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
+        back(GATE_UP, {space_.normed, width}, space_.wide, space_.narrow);
+        for (int64_t n = 0; n < rows; n++)
+            norm_back(
+                middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.narrow + n * width, grad + n * width, true
+            );
+        back(OUT, {kept.seen + first * seen, seen}, grad, space_.grad_seen + first * seen);
+    }
+
+    void attention_inputs_back(int64_t number, int64_t first, int64_t rows, bool wanted) {
+        const Layer& layer = decoder_.layers[number];
+        const Kept& kept = space_.layers[number];
+        const int64_t width = decoder_.hidden, size = decoder_.head_dim, both = decoder_.heads + decoder_.kv_heads;
+        for (int64_t row = first; row < first + rows; row++) {
+            float* grad = space_.grad_qkv + row * shape_.width();
+            const int64_t position = batch_.positions[row];
+            for (int64_t head = 0; head < both; head++, grad += size) {
+                turn_back(grad, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+                if (!layer.head_norm) continue;
+                const float* x = kept.heads + (row * both + head) * size;
+                norm_back(x, layer.head_norm + head * size, size, decoder_.eps, grad, grad, false);
+            }
+        }
+        const float* x = kept.x + first * width;
+        for (int64_t n = 0; n < rows; n++)
+            norm(x + n * width, layer.input_norm, width, decoder_.eps, space_.normed + n * width);
+        projections_.project_back(
+            PROJECTIONS * number + QKV, {space_.normed, width}, rows, low_of(number, QKV, first),
+            space_.grad_qkv + first * shape_.width(), wanted ? space_.narrow : nullptr
+        );
+        if (!wanted) return;
+        float* grad = space_.grad + first * width;
+        for (int64_t n = 0; n < rows; n++)
+            norm_back(
+                x + n * width, layer.input_norm, width, decoder_.eps, space_.narrow + n * width, grad + n * width, true
+            );
+    }
+
+    const Decoder& decoder_;
+    const MicroBatch& batch_;
+    Space& space_;
+    Projections& projections_;
+    const HeadShape shape_;
+    const std::vector<Node> nodes_;
+};

@@ -1,0 +1,121 @@
+// What a training pass is given, what it keeps for the way back, and where all of it lies.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "matrix.h"
+#include "model.h"
+
+// An adapter's part of one projection in training: as for sampling; then, for the way back, each linear's B by its
+// outputs, and all A by their inputs; the first output and the number of outputs of each linear; and the gradients,
+// [rank, inputs] and [rank, outputs], which are added to.
+struct TrainedLowRank {
+    LowRank forward;
+    const float *back_up, *back_down;
+    const int64_t* parts;
+    int64_t num_parts;
+    float *grad_down, *grad_up;
+};
+
+struct Model {
+    const Decoder* decoder;
+    const Matrix* back;  // the projections' weights by their inputs: four a layer, then the unembedding's
+    const float* unembedding_VH;
+};
+
+struct MicroBatch {
+    int64_t rows;
+    const int64_t *tokens, *positions;
+    int64_t num_nodes;
+    const int64_t *lengths, *parents;
+    // Which log-probs are wanted: see `mint.engine.logprobs.Cells`.
+    int64_t num_cells, live;
+    const int64_t *order, *places, *targets;
+    float temperature;
+    const TrainedLowRank* adapter;  // four a layer, then the unembedding's; or none
+    int64_t keep;                   // there will be a backward pass
+    int64_t lean;                   // it computes each layer again
+    float* memory;
+};
+
+constexpr int64_t ROW_BLOCK = 96;  // rows that go through a half layer together
+
+// Calls work(first, rows) for each block of the rows start..stop-1.
+template <typename Work>
+inline void by_row_blocks(int64_t start, int64_t stop, const Work& work) {
+    for (int64_t first = start; first < stop; first += ROW_BLOCK) work(first, std::min(ROW_BLOCK, stop - first));
+}
+
+// Hands out a pass's memory piece by piece, always in the same order; without any it only counts.
+class Memory {
+public:
+    explicit Memory(float* start) : start_(start) {}
+
+    // With room for a vector beyond the last number.
+    float* take(int64_t count) {
+        float* piece = start_ ? start_ + used_ : nullptr;
+        used_ += (count + 2 * LANES - 1) / LANES * LANES;
+        return piece;
+    }
+    int64_t used() const { return used_; }
+
+private:
+    float* start_;
+    int64_t used_ = 0;
+};
+
+// Of one layer, for its backward pass: its input, the heads before their norm, turned, what attention saw and its
+// masses, the residual stream in the middle, gate and up, and the rows reduced by each projection's adapter.
+struct Kept {
+    float *x, *heads, *qkv, *seen, *mass, *middle, *gate_up;
+    float* low[PROJECTIONS];
+};
+
+struct Space {
+    std::vector<Kept> layers;
+    float *last, *hidden, *means;
+    float *normed, *wide, *narrow, *low, *logits;  // of a block
+    float *grad, *grad_qkv, *grad_seen;
+    int64_t used;  // floats, all in all
+
+    Space(const Model& model, const MicroBatch& batch) {
+        const Decoder& d = *model.decoder;
+        const int64_t rows = batch.rows, block = std::min(rows, ROW_BLOCK), heads = d.heads * d.head_dim;
+        const int64_t both = heads + d.kv_heads * d.head_dim, qkv = both + d.kv_heads * d.head_dim;
+        Memory memory(batch.memory);
+        layers.resize(d.num_layers);
+        const auto rank = [&](int64_t n) { return batch.adapter ? batch.adapter[n].forward.rank : 0; };
+        int64_t most_rank = rank(PROJECTIONS * d.num_layers);
+        for (int64_t n = 0; n < PROJECTIONS * d.num_layers; n++) most_rank = std::max(most_rank, rank(n));
+        for (int64_t n = 0; n < d.num_layers; n++) {
+            Kept& kept = layers[n];
+            const bool own = n == 0 || (batch.keep && !batch.lean);
+            if (!own) kept = layers[0];
+            if (n == 0 || batch.keep) kept.x = memory.take(rows * d.hidden);
+            if (!own) continue;
+            kept.heads = d.layers[n].head_norm ? memory.take(rows * both) : nullptr;
+            kept.qkv = memory.take(rows * qkv);
+            kept.seen = memory.take(rows * heads);
+            kept.mass = memory.take(rows * d.heads);
+            kept.middle = memory.take(rows * d.hidden);
+            kept.gate_up = memory.take(rows * 2 * d.intermediate);
+            for (float*& low : kept.low) low = memory.take(rows * most_rank);
+        }
+        last = batch.keep ? memory.take(rows * d.hidden) : layers[0].x;
+        hidden = memory.take(rows * d.hidden);
+        normed = memory.take(block * d.hidden);
+        wide = memory.take(block * 2 * d.intermediate);
+        narrow = memory.take(block * std::max(d.hidden, d.intermediate));
+        low = memory.take(block * most_rank);
+        logits = memory.take(block * d.unembedding.outputs);
+        if (batch.keep) {
+            means = memory.take(batch.live * d.hidden);
+            grad = memory.take(rows * d.hidden);
+            grad_qkv = memory.take(rows * qkv);
+            grad_seen = memory.take(rows * heads);
+        }
+        used = memory.used();
+    }
+};

@@ -1,5 +1,6 @@
 """Training over the wire: order, retries, gaps, both dialects."""
 
+import asyncio
 import math
 import threading
 import time
@@ -42,7 +43,7 @@ def test_a_large_body_is_read_while_others_are_served(live: Live, monkeypatch: p
     read = wire.read_json
 
     def noted(body: bytes) -> object:
-        threads.append((len(body) >= LARGE, threading.current_thread().name.startswith("asyncio_")))
+        threads.append((len(body) >= LARGE, asyncio._get_running_loop() is None))
         return read(body)
 
     monkeypatch.setattr(wire, "read_json", noted)

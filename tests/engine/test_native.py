@@ -309,7 +309,8 @@ def test_without_a_library_it_says_why(
 
 @needs_compiler
 def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path: Path) -> None:
-    (tmp_path / "decoder.cpp").write_text('extern "C" int answer() { return 42; }')
+    exported = '__attribute__((visibility("default")))'
+    (tmp_path / "decoder.cpp").write_text(f'extern "C" {exported} int answer() {{ return 42; }}')
     path = tmp_path / "cache" / "library.so"
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
         patch.setattr(library, "SOURCES", tmp_path)

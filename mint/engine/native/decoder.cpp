@@ -202,6 +202,8 @@ Workspace& workspace() {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
 int64_t mint_lanes() { return LANES; }
@@ -253,3 +255,5 @@ void mint_draw(
 }
 
 }  // extern "C"
+
+#pragma GCC visibility pop

@@ -23,8 +23,9 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-# No -ffast-math: sums keep their order and what is not a number stays so.
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-pthread")
+# No -ffast-math: sums keep their order and what is not a number stays so. Hidden: a function of ours is never another
+# library's of the same name.
+FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 log = logging.getLogger(__name__)
 

@@ -61,6 +61,8 @@ private:
 
 }  // namespace
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
 // The weights by their inputs, for products with the gradients of their outputs.
@@ -95,3 +97,5 @@ void mint_training_backward(const Model* model, const MicroBatch* batch, const f
 }
 
 }  // extern "C"
+
+#pragma GCC visibility pop

@@ -61,9 +61,12 @@ class Settings:
         given = {}
         for field in fields(cls):
             names = (f"MINT_RL_{field.name.upper()}", f"MINT_{field.name.upper()}")
-            text = next((os.environ[name] for name in names if os.environ.get(name)), None)
-            if text is not None:
-                given[field.name] = type(field.default)(text)  # type: ignore[misc]
+            for name in (name for name in reversed(names) if os.environ.get(name)):
+                try:
+                    given[field.name] = type(field.default)(os.environ[name])  # type: ignore[misc]
+                except ValueError:
+                    kind = type(field.default).__name__
+                    raise SystemExit(f"{name} is {os.environ[name]!r}; it must be of type {kind}.") from None
         return cls(**given)
 
 

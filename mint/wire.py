@@ -216,7 +216,7 @@ def _chunk_from_json(value: Any) -> EncodedTextChunk:
     if kind != "encoded_text":
         raise BadRequest(f"a chunk of type {kind!r}: this server reads text only; send encoded_text chunks.")
     tokens = fields_of(value, "an encoded_text chunk", ["type", "tokens"], ["tokens"])["tokens"]
-    if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
+    if not isinstance(tokens, list) or not set(map(type, tokens)) <= {int}:
         raise BadRequest("an encoded_text chunk's tokens must be a list of integers.")
     return EncodedTextChunk(tokens)
 
@@ -283,25 +283,29 @@ def adam_params_from_json(value: Any) -> AdamParams:
     return _construct(AdamParams, sdk_defaults | given, "adam_params")
 
 
+_ASKED = {f.name: f.default for f in dataclasses.fields(SampleRequest)}
+_ALWAYS_TOLD = ("prompt", "num_samples", "sampling_params")
+
+
 def sample_request_to_json(request: SampleRequest) -> dict[str, Any]:
     """What differs from the defaults, so that servers which know fewer fields are not told of them."""
-    plain = SampleRequest(request.prompt)
-    body = {f.name: getattr(request, f.name) for f in dataclasses.fields(SampleRequest)}
-    keep = {"prompt", "num_samples", "sampling_params"}
-    body = {key: value for key, value in body.items() if key in keep or value != getattr(plain, key)}
     params = to_json(request.sampling_params)
     if params["min_p"] == 0:
         del params["min_p"]
-    return to_json(body) | {"sampling_params": params}
+    body = {"prompt": to_json(request.prompt), "num_samples": request.num_samples, "sampling_params": params}
+    for name, default in _ASKED.items():
+        if name not in _ALWAYS_TOLD and (value := getattr(request, name)) != default:
+            body[name] = to_json(value)
+    return body
 
 
 _SAMPLE_ADDRESS = ["sampling_session_id", "seq_id", "base_model", "model_path", "type"]
 _STABILITY = "record_stability_info"
+_SAMPLE_FIELDS = [*_ASKED, *_SAMPLE_ADDRESS, _STABILITY]
 
 
 def sample_call_from_json(value: Any) -> SampleCall:
-    asked = [f.name for f in dataclasses.fields(SampleRequest)]
-    given = fields_of(value, "the request", [*asked, *_SAMPLE_ADDRESS, _STABILITY], ["prompt"])
+    given = fields_of(value, "the request", _SAMPLE_FIELDS, ["prompt"])
     if _typed(given, _STABILITY, bool):
         raise BadRequest(f"{_STABILITY} serves only the loss stable_reinforce, which is not here; leave it out.")
     targets = given.get("target_prompt_logprobs")

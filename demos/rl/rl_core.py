@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import random
 from abc import abstractmethod
@@ -58,9 +59,12 @@ class RLConfig:
         load_dotenv()
         names = {"model": "MINT_BASE_MODEL", "rank": "MINT_LORA_RANK"}
         for key in cls.__dataclass_fields__:
-            value = os.environ.get(names.get(key, f"MINT_RL_{key.upper()}"))
-            if value:
-                defaults[key] = type(getattr(cls, key))(value)
+            name, kind = names.get(key, f"MINT_RL_{key.upper()}"), type(getattr(cls, key))
+            if value := os.environ.get(name):
+                try:
+                    defaults[key] = kind(value)
+                except ValueError:
+                    raise ValueError(f"{name} is {value!r}; it must be of type {kind.__name__}.") from None
         return cls(**defaults)
 
 
@@ -164,7 +168,10 @@ def score(adapter: RLAdapter, groups: list[list[Episode]]) -> list[list[float]]:
     rewards = [[adapter.compute_reward(episode.response, episode.sample) for episode in group] for group in groups]
 
     async def settle(reward: float | Awaitable[float]) -> float:
-        return float(await reward if inspect.isawaitable(reward) else reward)
+        value = await reward if inspect.isawaitable(reward) else reward
+        if value is None or not math.isfinite(value):
+            raise ValueError(f"{type(adapter).__name__}.compute_reward gave {value!r}; a reward is a finite number.")
+        return float(value)
 
     async def settle_all() -> list[list[float]]:
         return [await asyncio.gather(*map(settle, group)) for group in rewards]
@@ -195,7 +202,10 @@ def run_grpo(adapter: RLAdapter, cfg: RLConfig | None = None) -> str:
 
     for step in range(1, cfg.steps + 1):
         sampler = trainer.save_weights_and_get_sampling_client()
-        groups = rollout(adapter, adapter.build_dataset()[: cfg.batch], sampler, tokenizer, cfg)
+        samples = adapter.build_dataset()[: cfg.batch]
+        if not len(samples):
+            raise ValueError(f"{type(adapter).__name__}.build_dataset gave nothing to train on in step {step}.")
+        groups = rollout(adapter, samples, sampler, tokenizer, cfg)
         rewards = score(adapter, groups)
         datums = [d for group, r in zip(groups, rewards, strict=True) for d in group_datums(group, r)]
         if datums:

@@ -4,6 +4,7 @@ orderly end."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sys
 import threading
@@ -228,6 +229,8 @@ def _serve(config: ServerConfig, runs: Path | None, engine: Backend, failed: thr
     _load(engine, config.models)
     if child:
         _end_with_parent(server)
+    # What is there by now stays: no collection of garbage need look through all of it again, in the midst of a request.
+    gc.freeze()
     server.run()
     return server.started
 

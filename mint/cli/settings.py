@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]
 BUILDER = "dataset_builder"
+ALSO = {"batch_size": "groups_per_batch"}
+"""Other spellings, of MinT's overview."""
 WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
@@ -35,6 +37,8 @@ def from_words(words: Sequence[str], config: Config) -> Settings:
         path = name.replace("-", "_").split(".")
         if path[0].startswith("no_") and not _known(path, config):
             path[0], equals, text = path[0].removeprefix("no_"), "=", "false"
+        if not _known(path, config):
+            path[0] = ALSO.get(path[0], path[0])
         path = _whose(path, config)
         if not equals:
             text = rest.pop(0) if rest and not _is_option(rest[0]) else "true"
@@ -98,7 +102,8 @@ def _refuse(name: str, known: Sequence[str], whose: str) -> NoReturn:
 def _put(settings: Settings, path: list[str], text: str) -> None:
     for part in path[:-1]:
         settings = settings.setdefault(part, {})
-    settings[path[-1]] = Text(text)
+    if settings.setdefault(path[-1], Text(text)) != text:
+        raise Failure(f"{path[-1]} is given as {settings[path[-1]]} and as {text}.", "Give it once.")
 
 
 class Text(str):

@@ -14,7 +14,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -40,6 +40,17 @@ class Listener:
     """It begins."""
     on_data: Callable[[bytes], None] | None = None
     """A piece of its body has come, which is then not kept for the end."""
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    content: bytes | None = None
+    headers: Headers = field(default_factory=dict)
+    timeout: float = ANSWER_WITHIN
+    """Seconds of silence after which it is given up."""
+    listener: Listener | None = None
 
 
 class Unreachable(Exception):
@@ -81,15 +92,7 @@ class Response:
 
 
 class Connection(Protocol):
-    async def request(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        headers: Headers,
-        timeout: float,
-        listener: Listener | None,
-    ) -> Response:
+    async def request(self, asked: Request) -> Response:
         """After anything but an answer the connection opens anew."""
         ...
 
@@ -106,25 +109,17 @@ class Direct:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._used = 0.0
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        headers: Headers,
-        timeout: float,
-        listener: Listener | None,
-    ) -> Response:
-        message = self._message(method, path, content, headers)
+    async def request(self, asked: Request) -> Response:
+        message = self._message(asked)
         reader, writer = await self._open()
         whole = False
         try:
-            await _write(writer, message, timeout)
-            response, keep = await _read(reader, timeout, listener, bodyless=method == "HEAD")
+            await _write(writer, message, asked.timeout)
+            response, keep = await _read(reader, asked.timeout, asked.listener, bodyless=asked.method == "HEAD")
             whole = keep
             return response
         except TimeoutError as error:
-            raise Silent(f"no answer within {timeout:g} s") from error
+            raise Silent(f"no answer within {asked.timeout:g} s") from error
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         finally:
@@ -132,15 +127,16 @@ class Direct:
             if not whole:  # also when cancelled: what comes next would be the rest of this answer
                 await self.close()
 
-    def _message(self, method: str, path: str, content: bytes | None, headers: Headers) -> bytes:
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if content is not None or method not in ("GET", "HEAD"):
-            lines.append(f"Content-Length: {len(content or b'')}")
+    def _message(self, asked: Request) -> bytes:
+        content = asked.content or b""
+        lines = [f"{asked.method} {asked.path} HTTP/1.1", f"Host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in asked.headers.items()]
+        if asked.content is not None or asked.method not in ("GET", "HEAD"):
+            lines.append(f"Content-Length: {len(content)}")
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) - 1 or not head.isascii():
             raise BadRequest("a header or the path holds a line break or a letter that is not ASCII; is the key right?")
-        return head.encode() + b"\r\n\r\n" + (content or b"")
+        return head.encode() + b"\r\n\r\n" + content
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is not None:
@@ -254,21 +250,19 @@ class Proxied:
         limits = httpx.Limits(max_connections=1, keepalive_expiry=KEEP_IDLE)
         self._origin, self._client = origin, httpx.AsyncClient(limits=limits)
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        headers: Headers,
-        timeout: float,
-        listener: Listener | None,
-    ) -> Response:
+    async def request(self, asked: Request) -> Response:
         import httpx
 
-        limit = httpx.Timeout(timeout, connect=CONNECT_WITHIN)
-        asked = self._client.stream(method, self._origin + path, content=content, headers=dict(headers), timeout=limit)
+        limit, listener = httpx.Timeout(asked.timeout, connect=CONNECT_WITHIN), asked.listener
+        exchange = self._client.stream(
+            asked.method,
+            self._origin + asked.path,
+            content=asked.content,
+            headers=dict(asked.headers),
+            timeout=limit,
+        )
         try:
-            async with asked as answer:
+            async with exchange as answer:
                 if listener is None or not answer.is_success:
                     return Response(answer.status_code, dict(answer.headers), await answer.aread())
                 listener.on_head()
@@ -297,20 +291,12 @@ class Lanes:
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None = None,
-        headers: Headers | None = None,
-        timeout: float = ANSWER_WITHIN,
-        listener: Listener | None = None,
-    ) -> Response:
+    async def request(self, asked: Request) -> Response:
         async with self._slots:
             connection = self._idle.pop() if self._idle else self._open()
             self._used += 1
             try:
-                return await connection.request(method, path, content, headers or {}, timeout, listener)
+                return await connection.request(asked)
             finally:
                 self._used -= 1
                 self._idle.append(connection)

@@ -23,6 +23,7 @@ from mint.client.http import (
     Lanes,
     Listener,
     NotConnected,
+    Request,
     Response,
     Silent,
     Unreachable,
@@ -163,7 +164,7 @@ class Transport:
             cause: Exception | None = None
             try:
                 await self._authorize(named)
-                response = await lanes.request(method, address, content, named, limit, listener)
+                response = await lanes.request(Request(method, address, content, named, limit, listener))
             except Silent as error:
                 if held:
                     return Response(408, {}, b"")
@@ -221,7 +222,7 @@ class Transport:
 
     async def _fetch_token(self) -> str:
         headers = self._agent | {"X-API-Key": self.api_key or "", "Content-Type": JSON}
-        response = await self._posts.request("POST", f"{self._prefix}auth/token", b"{}", headers)
+        response = await self._posts.request(Request("POST", f"{self._prefix}auth/token", b"{}", headers))
         if not response.is_success:
             raise error_of(response)
         return str(response.json()["jwt"])

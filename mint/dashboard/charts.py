@@ -47,6 +47,38 @@ def marks_of(run: Run) -> list[Mark]:
     return saved + told
 
 
+LABEL: Options = {"color": AXIS, "fontSize": 10.5}
+LEGEND: Options = {
+    "top": 0,
+    "left": 4,
+    "itemWidth": 14,
+    "itemHeight": 3,
+    "itemGap": 14,
+    "icon": "roundRect",
+    "type": "scroll",
+    "pageIconColor": AXIS,
+    "pageTextStyle": {"color": AXIS},
+    "textStyle": {"color": AXIS, "fontSize": 11, "fontFamily": "inherit"},
+}
+TOOLTIP: Options = {
+    "trigger": "axis",
+    "confine": True,
+    "className": "chart-tip",
+    "axisPointer": {"type": "line", "lineStyle": {"color": AXIS, "type": "solid", "opacity": 0.6}},
+    ":formatter": "window.mint.tooltip",
+}
+STEP_AXIS: Options = {
+    "type": "value",
+    "min": "dataMin",
+    "max": "dataMax",
+    "minInterval": 1,
+    "axisLine": {"lineStyle": {"color": GRID}},
+    "axisTick": {"show": False},
+    "axisLabel": LABEL | {"hideOverlap": True},
+    "splitLine": {"show": False},
+}
+
+
 def line_chart(
     lines: Sequence[Line],
     smoothing: float = 0.0,
@@ -64,59 +96,30 @@ def line_chart(
         series += _series_of(line, smoothing)
     if series:
         series[0]["markLine"] = _mark_lines(marks)
-    named = [line.name for line in lines]
     shown = len(lines) > 1 if legend is None else legend
     return {
         "animation": False,
         "grid": {"left": 8, "right": 14, "top": 30 if shown else 12, "bottom": 4, "containLabel": True},
-        "legend": {
-            "show": shown,
-            "data": named,
-            "top": 0,
-            "left": 4,
-            "itemWidth": 14,
-            "itemHeight": 3,
-            "itemGap": 14,
-            "icon": "roundRect",
-            "type": "scroll",
-            "pageIconColor": AXIS,
-            "pageTextStyle": {"color": AXIS},
-            "textStyle": {"color": AXIS, "fontSize": 11, "fontFamily": "inherit"},
-        },
-        "tooltip": {
-            "trigger": "axis",
-            "confine": True,
-            "className": "chart-tip",
-            "axisPointer": {"type": "line", "lineStyle": {"color": AXIS, "type": "solid", "opacity": 0.6}},
-            ":formatter": "window.mint.tooltip",
-        },
-        "xAxis": {
-            "type": "value",
-            "min": "dataMin",
-            "max": "dataMax",
-            "minInterval": 1,
-            "axisLine": {"lineStyle": {"color": GRID}},
-            "axisTick": {"show": False},
-            "axisLabel": {"color": AXIS, "fontSize": 10.5, "hideOverlap": True},
-            "splitLine": {"show": False},
-        },
-        "yAxis": {
-            "type": "log" if log else "value",
-            "min": low,
-            "max": high,
-            "scale": True,
-            "splitNumber": 4,
-            **({"interval": 0.25} if share else {}),
-            "axisLine": {"show": False},
-            "axisTick": {"show": False},
-            "axisLabel": {
-                "color": AXIS,
-                "fontSize": 10.5,
-                ":formatter": "window.mint.percent" if share else "window.mint.short",
-            },
-            "splitLine": {"lineStyle": {"color": GRID}},
-        },
+        "legend": LEGEND | {"show": shown, "data": [line.name for line in lines]},
+        "tooltip": TOOLTIP,
+        "xAxis": STEP_AXIS,
+        "yAxis": _value_axis(low, high, share, log),
         "series": series,
+    }
+
+
+def _value_axis(low: float | None, high: float | None, share: bool, log: bool) -> Options:
+    return {
+        "type": "log" if log else "value",
+        "min": low,
+        "max": high,
+        "scale": True,
+        "splitNumber": 4,
+        **({"interval": 0.25} if share else {}),
+        "axisLine": {"show": False},
+        "axisTick": {"show": False},
+        "axisLabel": LABEL | {":formatter": "window.mint.percent" if share else "window.mint.short"},
+        "splitLine": {"lineStyle": {"color": GRID}},
     }
 
 

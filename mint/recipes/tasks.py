@@ -31,6 +31,8 @@ class TaskBuilder(RLDatasetBuilder, Generic[Problem]):
     tests: int = 100
     """Held-out problems to measure on."""
     seed: int = 0
+    limit: int | None = None
+    """Train on so many problems, again and again, to start small; None: on new ones in every batch."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Problem: ...
@@ -53,9 +55,12 @@ class TaskBuilder(RLDatasetBuilder, Generic[Problem]):
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         tokenizer, rng = load_tokenizer(self.model_name), random.Random(self.seed)
 
-        def dataset(problems: list[Problem], size: int) -> RLDataset:
-            groups = [self.group(problem, tokenizer, size) for problem in problems]
-            return ListRLDataset(groups, self.groups_per_batch, seed=None)
+        def groups(problems: list[Problem], size: int) -> list[EnvGroupBuilder]:
+            return [self.group(problem, tokenizer, size) for problem in problems]
 
-        train_set = dataset(self.draw_many(rng, self.groups_per_batch * self.num_batches), self.group_size)
-        return train_set, dataset(self.draw_many(rng, self.tests, test=True), 1)
+        drawn = groups(self.draw_many(rng, self.groups_per_batch * self.num_batches), self.group_size)
+        train_set = ListRLDataset(
+            drawn, self.groups_per_batch, seed=None, limit=self.limit, num_batches=self.num_batches
+        )
+        tests = groups(self.draw_many(rng, self.tests, test=True), 1)
+        return train_set, ListRLDataset(tests, self.groups_per_batch, seed=None)

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import time
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import zstandard
 from starlette.requests import Request
@@ -15,8 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mint.errors import BadRequest
 from mint.server.limits import Limits
 
+T = TypeVar("T")
+
 BULK = ("/forward", "/forward_backward", "/asample", "/completions")
 UPLOAD = "/checkpoints/upload"
+LARGE = 1 << 18
+"""Bytes whose reading is noticed by others: as JSON they take milliseconds."""
 PACKED = ("/forward", "/forward_backward", "/asample", "/samples", "/telemetry")
 """Addresses that take a packed body; the last throws it away unread."""
 
@@ -65,7 +71,8 @@ class BodyLimit:
             seconds = self._limits.body_seconds
             left = began + seconds + received / self._limits.body_rate - time.monotonic()
             try:  # after the body there is only the end of the connection to wait for, which may take its time
-                message = await asyncio.wait_for(receive(), None if whole else min(seconds, left))
+                async with asyncio.timeout(None if whole else min(seconds, left)):
+                    message = await receive()
             except TimeoutError:
                 raise TooSlow(
                     f"no more of the body came for {seconds:g} s, or less than {self._limits.body_rate} bytes a second "
@@ -90,6 +97,11 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         return body
     # In a thread: a few kilobytes may take seconds to unpack, or to be found too large.
     return await asyncio.to_thread(decompress, body, encoding, limits.body_bytes)
+
+
+async def in_passing(read: Callable[[], T], size: int) -> T:
+    """What is read from so many bytes; in a thread where that would hold up everybody else for long."""
+    return read() if size < LARGE else await asyncio.to_thread(read)
 
 
 def encoding_of(request: Request) -> str:

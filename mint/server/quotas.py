@@ -153,7 +153,9 @@ class Quotas:
         )
 
     def _tenant(self, owner: str) -> _Tenant:
-        return self._tenants.setdefault(owner, _Tenant())
+        if owner not in self._tenants:
+            self._tenants[owner] = _Tenant()
+        return self._tenants[owner]
 
     def _wait(self, owner: str, limit: str, per_minute: int | None, amount: float) -> float:
         with self._lock:

@@ -160,9 +160,10 @@ class Samplers:
             base_model=policy.base_model,
             model_path=path,
             ephemeral=policy.ephemeral,
+            created=time.time(),
         )
         try:
-            self._store.add(row, *more)
+            self._store.insert(row, *more)
         except OperationalError as error:
             if not (policy.ephemeral and is_full(error)):
                 raise

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, UniqueConstraint, func, inspect, select
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, UniqueConstraint, func, insert, inspect, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.sql import Select
@@ -128,9 +128,13 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """For what takes several statements: all of them or none."""
+        with self._reading_faults(), self._sessions.begin() as session:
+            yield session
+
+    @contextmanager
+    def _reading_faults(self) -> Iterator[None]:
         try:
-            with self._sessions.begin() as session:
-                yield session
+            yield
         # PostgreSQL's for a zero character in a text or a number without end; SQLite's driver has its own for that.
         except (DataError, OverflowError) as error:
             reason = error.orig if isinstance(error, DataError) else error
@@ -146,6 +150,14 @@ class Store:
     def add(self, *rows: Row) -> None:
         with self.transaction() as session:
             session.add_all(rows)
+
+    def insert(self, *rows: Row) -> None:
+        """As `add`, in half the time, for rows whose keys are given and whose values are all set."""
+        with self._reading_faults(), self._database.engine.begin() as connection:
+            for row in rows:
+                state = inspect(row)
+                values = {column.key: state.dict[column.key] for column in state.mapper.column_attrs}
+                connection.execute(insert(type(row)), values)
 
     def replace(self, old: Sequence[Row], new: Row | None = None) -> None:
         """Deletes and adds, both or neither; rows that another server deleted first are no matter."""

@@ -1,5 +1,6 @@
 """Options and TOML tables become the fields they name, with the type the field has."""
 
+import asyncio
 from dataclasses import fields, replace
 
 import pytest
@@ -37,6 +38,9 @@ def with_words(*words: str) -> Config:
         (["--loss-fn", "ppo", "--loss-fn-config.clip-low-threshold", "0.7"],
          {"loss_fn": "ppo", "loss_fn_config": {"clip_low_threshold": 0.7}}),
         (["--group-size", "4"], {"dataset_builder": replace(BASE.dataset_builder, group_size=4)}),
+        (["--batch-size", "3"], {"dataset_builder": replace(BASE.dataset_builder, groups_per_batch=3)}),
+        (["--batch-size", "3", "--groups-per-batch=3", "--limit", "5"],
+         {"dataset_builder": replace(BASE.dataset_builder, groups_per_batch=3, limit=5)}),
         (["--dataset-builder.seed", "3"], {"dataset_builder": replace(BASE.dataset_builder, seed=3)}),
         (["--model-name", "other"],
          {"model_name": "other", "dataset_builder": replace(BASE.dataset_builder, model_name="other")}),
@@ -56,6 +60,8 @@ def test_words_become_fields(words: list[str], changed: dict[str, object]) -> No
         (["--dataset-builder.grup-size", "3"], "did you mean --group-size"),
         (["--kl-reference-config.model", "m"], "kl_reference_config"),
         (["4"], "is not a setting"),
+        (["--batch-size", "3", "--groups-per-batch", "4"], "groups_per_batch is given as 3 and as 4"),
+        (["--seed", "3", "--seed", "4"], "seed is given as 3 and as 4"),
     ],
 )
 def test_a_wrong_word_is_refused_with_what_was_meant(words: list[str], said: str) -> None:
@@ -101,6 +107,16 @@ def test_the_starting_point_of_the_guide_is_a_preset() -> None:
     config = apply(BASE, get_preset("starting_point", BASE.max_tokens))
     assert (config.learning_rate, config.kl_penalty_coef, config.dataset_builder.group_size) == (1e-5, 0.05, 4)
     assert len(PRESETS) == len(set(PRESETS))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_can_be_started_on_a_few_problems_asked_again_and_again(recipe: str) -> None:
+    builder = replace(get_recipe(recipe).dataset_builder, limit=3, groups_per_batch=2, num_batches=3, tests=2)
+    training, tests = asyncio.run(builder())
+    asked = [group.problem_id() for batch in range(len(training)) for group in training.get_batch(batch)]
+    assert asked[:3] == asked[3:] and len(training) == 3 and len(tests) == 1
+    unlimited, _ = asyncio.run(replace(builder, limit=None)())
+    assert [group.problem_id() for group in unlimited.get_batch(0)] == asked[:2]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -7,7 +7,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mint.client.http import PIECE, Direct, Lanes, Listener, Proxied, Response, Silent, Unreachable, connector, target
+from mint.client.http import (
+    PIECE,
+    Direct,
+    Lanes,
+    Listener,
+    Proxied,
+    Request,
+    Response,
+    Silent,
+    Unreachable,
+    connector,
+    target,
+)
 from mint.client.transport import Transport
 from mint.errors import BadRequest
 from tests.client.serving import serving
@@ -56,7 +68,7 @@ def ask(script: Scripted, times: int = 2, **options: float) -> list[Response | E
         async with lane(script) as lanes:
             for _ in range(times):
                 try:
-                    answers.append(await lanes.request("POST", "/a", b"hi", **options))  # type: ignore[arg-type]
+                    answers.append(await lanes.request(Request("POST", "/a", b"hi", **options)))  # type: ignore[arg-type]
                 except (Silent, Unreachable) as error:
                     answers.append(error)
         return answers
@@ -124,8 +136,8 @@ def test_silence_ends_the_wait_and_the_late_answer_is_not_taken_for_the_next() -
     async def run() -> Response:
         async with lane(silent_first) as lanes:
             with pytest.raises(Silent):
-                await lanes.request("POST", "/a", b"hi", timeout=0.05)
-            return await lanes.request("POST", "/a", b"hi")
+                await lanes.request(Request("POST", "/a", b"hi", timeout=0.05))
+            return await lanes.request(Request("POST", "/a", b"hi"))
 
     assert asyncio.run(run()).content == b"ok"
 
@@ -136,11 +148,11 @@ def test_a_cancelled_request_leaves_no_answer_behind() -> None:
     async def run() -> Response:
         async with lane(script) as lanes:
             begun = asyncio.Event()
-            task = asyncio.create_task(lanes.request("POST", "/a", b"hi", listener=Listener(begun.set)))
+            task = asyncio.create_task(lanes.request(Request("POST", "/a", b"hi", listener=Listener(begun.set))))
             await begun.wait()
             task.cancel()
             await asyncio.wait([task])
-            return await lanes.request("POST", "/a", b"hi")
+            return await lanes.request(Request("POST", "/a", b"hi"))
 
     assert asyncio.run(run()).content == b"ok"
 
@@ -155,11 +167,11 @@ def test_a_connection_closed_while_idle_is_opened_anew_without_a_failure() -> No
             closed.set()
 
         async with lane(serve) as lanes:
-            first = await lanes.request("POST", "/a", b"hi")
+            first = await lanes.request(Request("POST", "/a", b"hi"))
             await closed.wait()
             await asyncio.sleep(0)
             script.answers.append(OK)
-            return [first, await lanes.request("POST", "/a", b"hi")]
+            return [first, await lanes.request(Request("POST", "/a", b"hi"))]
 
     assert [response.content for response in asyncio.run(run())] == [b"ok", b"ok"]
 
@@ -169,7 +181,7 @@ def test_a_body_of_many_pieces_arrives_whole_and_an_early_refusal_is_heard() -> 
 
     async def run(script: Scripted) -> Response:
         async with lane(script) as lanes:
-            return await lanes.request("POST", "/a", body)
+            return await lanes.request(Request("POST", "/a", body))
 
     script = Scripted(OK)
     asyncio.run(run(script))
@@ -184,7 +196,7 @@ def test_a_body_of_many_pieces_arrives_whole_and_an_early_refusal_is_heard() -> 
 
     async def refused() -> Response:
         async with lane(refuse) as lanes:
-            return await lanes.request("POST", "/a", body)
+            return await lanes.request(Request("POST", "/a", body))
 
     assert asyncio.run(refused()).status_code == 413
 
@@ -193,7 +205,7 @@ def test_a_body_of_many_pieces_arrives_whole_and_an_early_refusal_is_heard() -> 
 def test_a_header_cannot_break_the_line(key: str) -> None:
     connection = Direct(urlsplit("http://127.0.0.1:1"), None)
     with pytest.raises(BadRequest, match="line break"):
-        asyncio.run(connection.request("POST", "/a", b"", {"X-API-Key": key}, 1.0, None))
+        asyncio.run(connection.request(Request("POST", "/a", b"", {"X-API-Key": key}, 1.0)))
 
 
 def test_queries_are_spelled_as_servers_expect() -> None:
@@ -228,4 +240,4 @@ def test_what_is_outside_goes_through_the_proxy_and_this_machine_does_not(
 def test_nobody_there_through_a_proxy_is_a_lost_connection_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with pytest.raises(Unreachable):
-        asyncio.run(Proxied("http://mint.invalid").request("GET", "/", None, {}, 1.0, None))
+        asyncio.run(Proxied("http://mint.invalid").request(Request("GET", "/", timeout=1.0)))

@@ -286,3 +286,35 @@ def test_every_field_has_a_variable_and_wins_over_the_demos_default(monkeypatch,
 def test_a_group_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="group is 1: an answer is compared with the others"):
         small(group=1)
+
+
+def test_a_variable_that_cannot_be_read_is_named(monkeypatch, tmp_path) -> None:
+    from rl_core import RLConfig
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINT_RL_GROUP", "four")
+    with pytest.raises(ValueError, match="MINT_RL_GROUP is 'four'; it must be of type int"):
+        RLConfig.from_env()
+
+
+@pytest.mark.parametrize("reward", [None, float("nan")])
+def test_a_reward_that_is_no_number_is_laid_to_the_adapter(reward: float | None) -> None:
+    from rl_core import Episode, score
+
+    class Nothing:
+        def compute_reward(self, response: str, sample: object) -> float | None:
+            return reward
+
+    with pytest.raises(ValueError, match=r"Nothing\.compute_reward gave (None|nan); a reward is a finite number"):
+        score(Nothing(), [[Episode(None, [1, 2])]])
+
+
+def test_a_task_without_samples_is_refused(served) -> None:
+    from rl_core import RLConfig, run_grpo
+
+    class Empty:
+        build_dataset = staticmethod(list)
+        make_prompt = compute_reward = print
+
+    with pytest.raises(ValueError, match=r"Empty\.build_dataset gave nothing to train on in step 1"):
+        run_grpo(Empty(), RLConfig(steps=1))

@@ -15,8 +15,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from mint.engine.kernels import draw as kernels
-from mint.engine.kernels import rows
 from mint.engine.kernels.filters import Filters
+from mint.engine.kernels.low_rank import Adapters, Tables, shrink
 from mint.engine.sampler import logits as plain
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -118,12 +118,12 @@ def test_who_draws_nothing_is_left_alone() -> None:
 @pytest.mark.parametrize(("rank", "alone"), [(16, False), (21, False), (16, True)])
 def test_the_unembedding_s_low_rank_part_is_added_on_the_way(rank: int, alone: bool) -> None:
     torch.manual_seed(3)
-    tables = rows.Tables(3, 1, 32, DEVICE)
+    tables = Tables(3, 1, 32, DEVICE)
     logits_NV, x = logits_of(torch.float32, 48), torch.randn(48, 40, device=DEVICE)
     a, b = torch.randn(rank, 40, device=DEVICE), 0.2 * torch.randn(rank, VOCABULARY, device=DEVICE)
     tables.a[2], tables.b[2], tables.rank[2], tables.scale[2] = a.data_ptr(), b.data_ptr(), rank, 0.5
     slot_of_tile = torch.tensor([2, 0, 2], dtype=torch.int32, device=DEVICE)
-    adapters = rows.Adapters(tables, slot_of_tile, torch.float32)
+    adapters = Adapters(tables, slot_of_tile, torch.float32)
     whole_NV = logits_NV.clone()
     whole_NV += 0.5 * (x @ a.T @ b)
     whole_NV[16:32] = logits_NV[16:32]  # the base model's
@@ -136,7 +136,7 @@ def test_the_unembedding_s_low_rank_part_is_added_on_the_way(rank: int, alone: b
     )  # fmt: skip
     state = kernels.State(*(torch.full((48,), n, dtype=torch.int32, device=DEVICE) for n in (0, 9, 2)))
     state.left_N[5] = 1
-    y = rows.shrink(x, adapters, 0, 1)
+    y = shrink(x, adapters, 0, 1)
     if alone:  # computed for the base model's rows as well, by weights that may be anything
         y[:, 16:32] = float("nan")
     low_rank = kernels.LowRank(y, adapters, 0, alone)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mint.engine.kernels import products
+from mint.engine.kernels import low_rank, products
 from mint.engine.kernels import rows as kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,7 +25,7 @@ pytestmark = [
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 RANKS = (0, 5, 16, 24)
 SLOTS = [1, 2, 2, 0, 3, 3]
-ROWS = len(SLOTS) * kernels.TILE
+ROWS = len(SLOTS) * low_rank.TILE
 
 
 class Case:
@@ -35,7 +35,7 @@ class Case:
         torch.manual_seed(0)
         self.x = torch.randn(ROWS, inputs, device=DEVICE)
         self.sizes = sizes
-        tables = kernels.Tables(len(RANKS), len(sizes), 32, DEVICE)
+        tables = low_rank.Tables(len(RANKS), len(sizes), 32, DEVICE)
         self.pairs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for slot, rank in enumerate(RANKS):
             tables.scale[slot] = 0.5 * slot
@@ -46,11 +46,11 @@ class Case:
                 tables.rank[slot, linear] = rank
         self.scale = tables.scale
         slot_of_tile = torch.tensor(SLOTS, dtype=torch.int32, device=DEVICE)
-        self.adapters = kernels.Adapters(tables, slot_of_tile, torch.float32, steady)
+        self.adapters = low_rank.Adapters(tables, slot_of_tile, torch.float32, steady)
 
     @property
     def y(self) -> Tensor:
-        return kernels.shrink(self.x, self.adapters, 0, len(self.sizes))
+        return low_rank.shrink(self.x, self.adapters, 0, len(self.sizes))
 
     def product(self, out: Tensor) -> kernels.Product:
         """Of a projection that gives `out`, in parts, each with room behind its rows."""
@@ -62,7 +62,7 @@ class Case:
         """[rows, all outputs] by plain products."""
         parts = []
         for tile, slot in enumerate(SLOTS):
-            x = self.x[tile * kernels.TILE : (tile + 1) * kernels.TILE]
+            x = self.x[tile * low_rank.TILE : (tile + 1) * low_rank.TILE]
             pairs = (self.pairs[slot, linear] for linear in range(len(self.sizes)))
             parts.append(torch.cat([self.scale[slot] * (x @ a.T @ b) for a, b in pairs], dim=1))
         return torch.cat(parts)
@@ -72,7 +72,8 @@ class Case:
 def steady(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """The kernels treat the rows as few, or as many, or as they always do."""
     if request.param != "few rows":
-        monkeypatch.setattr(kernels, "_MANY_ROWS", 1)
+        monkeypatch.setattr(low_rank, "_MANY_ROWS", 1)
+        monkeypatch.setattr(kernels, "_WIDE_ROWS", 1)
     return request.param == "steady"
 
 
@@ -84,7 +85,7 @@ def test_a_low_rank_product_is_added_to_each_row_by_its_own_adapter(steady: bool
     case = Case(40, [200], steady)
     out = torch.randn(ROWS, 200, device=DEVICE)
     expected = out + case.low_rank()
-    kernels.add_low_rank(out, case.y, case.adapters, 0)
+    low_rank.add_low_rank(out, case.y, case.adapters, 0)
     assert_close(out, expected)
 
 

@@ -79,6 +79,26 @@ def test_samples_under_way_when_the_engine_dies_are_sampled_anew(live: Live) -> 
     assert [live.fetch(p)["sequences"][0]["logprobs"][0] for p in pending] == [-0.5, -1.5], "base and step 1"
 
 
+def test_the_number_of_a_snapshot_is_used_once_also_after_a_restart(live: Live) -> None:
+    session = live.session()
+    model = live.model(session)
+
+    def freeze(seq_id: int, number: int) -> Any:
+        body = {"model_id": model, "seq_id": seq_id, "sampling_session_seq_id": number}
+        return live.post("/save_weights_for_sampler", body, ok=False)
+
+    frozen = live.fetch(freeze(1, 5).json())["sampling_session_id"]
+    live.sampler(session, 6)
+    for seq_id, number in ((2, 5), (3, 6)):
+        refused = freeze(seq_id, number)
+        assert refused.status_code == 400 and f"{number} was already used" in refused.json()["detail"]
+    live.restart()
+    refused = freeze(4, 5)
+    assert refused.status_code == 400 and "5 was already used" in refused.json()["detail"]
+    assert live.fetch(freeze(5, 7).json())["sampling_session_id"] != frozen
+    assert "error" not in live.fetch(live.sample(frozen, 0))
+
+
 def test_a_request_that_kills_every_engine_is_given_up_and_the_next_goes_on(live: Live) -> None:
     model, other = live.model(), live.model()
     live.backend.deadly = "forward_backward"

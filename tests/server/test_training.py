@@ -1,5 +1,6 @@
 """Training over the wire: order, retries, gaps, both dialects."""
 
+import asyncio
 import math
 import threading
 import time
@@ -9,6 +10,7 @@ import zstandard
 
 from mint import wire
 from mint.errors import BadRequest, Internal
+from mint.server.bodies import LARGE
 from mint.types import AdamParams, TensorData
 from tests.server.live import Live, datum, datum_json, train_body
 
@@ -34,6 +36,21 @@ def test_a_whole_step_in_json(live: Live) -> None:
     # What the client leaves out has the defaults of the SDK that left it out.
     assert live.backend.calls[-1][2] == AdamParams(1e-3, 0.9, 0.95, 1e-12, 0.0, 1.0)
     assert live.get(f"/training_runs/{model}")["user_metadata"] == {"lr": "3"}
+
+
+def test_a_large_body_is_read_while_others_are_served(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, threads = live.model(), []
+    read = wire.read_json
+
+    def noted(body: bytes) -> object:
+        threads.append((len(body) >= LARGE, asyncio._get_running_loop() is None))
+        return read(body)
+
+    monkeypatch.setattr(wire, "read_json", noted)
+    few, many = batch(1), 5000 * batch(1)
+    results = [live.fetch(live.train(model, number, data)) for number, data in ((1, few), (2, many))]
+    assert [len(result["loss_fn_outputs"]) for result in results] == [1, 5000]
+    assert set(threads) == {(False, False), (True, True)}
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mint.engine.kernels.decode_state import advance
 from mint.engine.kernels.filters import Filters, filtered, ordered
+from mint.engine.kernels.low_rank import RANK_STEP, TILE, Adapters, adapter_at, b_step, expanded, y_step
 from mint.engine.kernels.overlap import follow, overlapping
-from mint.engine.kernels.rows import RANK_STEP, TILE, Adapters, adapter_at, b_step, expanded, y_step
 
 PIECE = 256
 # A draw's statistics of a piece: peak, sum, tempered sum, place of the peak.
@@ -85,7 +85,7 @@ def _piece_kernel(
         slots = tl.load(slot_of_tile + m // TILE, mask=m < draws, other=0).to(tl.int64)
         slot = tl.max(slots, axis=0)
         rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, logits_ptr)
-        b = b_step(b_ptr, 0, rank, i, vocabulary)
+        b = b_step(b_ptr, 0, rank, i, vocabulary, RANK_STEP)
     follow(OVERLAPS)
     if tl.max(source, axis=0) >= 0:
         inside = i < vocabulary
@@ -162,7 +162,7 @@ def _token_kernel(
         if ADAPTED:
             low = tl.zeros([PIECE], dtype=tl.float32)
             for start in range(0, rank, RANK_STEP):
-                b = b_step(b_ptr, start, rank, i, vocabulary)
+                b = b_step(b_ptr, start, rank, i, vocabulary, RANK_STEP)
                 y = y_step(y_ptr, y_split, y_row, start, source + tl.arange(0, 1), SPLITS).to(b.dtype).to(tl.float32)
                 low += tl.sum(b.to(tl.float32) * tl.trans(y), axis=0)
             logit = (logit + scale * low).to(logits_ptr.dtype.element_ty).to(tl.float32)

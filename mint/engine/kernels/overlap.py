@@ -26,7 +26,8 @@ def follow(OVERLAPS: tl.constexpr):
 
 @cache
 def _overlaps(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    nvidia = device.type == "cuda" and torch.version.hip is None  # AMD's cards count otherwise
+    return nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def overlapping(device: torch.device) -> dict[str, Any]:

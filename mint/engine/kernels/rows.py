@@ -1,15 +1,7 @@
-"""Kernels over rows of activations: norms, and the low-rank products of many adapters in one batch.
+"""Kernels over rows of activations: norms, the gate, heads. Each adds up the parts of the product it reads and the
+second half of the adapters' low-rank product (see `low_rank`) before it does its own work.
 
-Rows stand in tiles of TILE, and all rows of a tile use one adapter: `slot_of_tile` names its line in the tables of
-`mint.engine.sampler.slots`, which hold the addresses of A and of B' (turned, so that neighbouring outputs lie side by
-side), ranks and scales. So a kernel takes adapters of any rank, and a recorded graph stays valid when they change. Line
-0 is the base model, of rank 0.
-
-A low-rank product has two halves. The first, y = x A' for all linears of a projection, is either part of the matrix
-product, where A stands below the weights, or computed by `shrink`, split along the inputs into parts (`y` [splits,
-rows, linears, rank], any strides), which the second half adds up in order; that half, y B' times the scale, is part of
-whatever kernel reads the projection's output next. Many rows are not split, and norms take several at once, unless they
-are asked to be steady: then nothing depends on the number of rows, and a row computes the same bits in any company.
+Norms take several rows at once where there are many, unless they are asked to be steady.
 """
 
 from __future__ import annotations
@@ -22,54 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mint.engine.kernels.low_rank import RANK_STEP, TILE, VARYING, Adapters, adapter_at, b_step, expanded
 from mint.engine.kernels.overlap import follow, overlapping
 
-TILE = 16
-# From here on the card is full without splitting sums.
-_MANY_ROWS = 512
-# Ranks are read in steps of this many, the least a matrix unit takes.
-RANK_STEP = tl.constexpr(16)
-# Arguments that differ from layer to layer or step to step: no new code for a value that happens to be round.
-VARYING = ["first_linear", "linear_number", "rows"]
-
-
-class Tables:
-    """What kernels know of the adapters: see `mint.engine.sampler.slots`, which fills it."""
-
-    def __init__(self, lines: int, linears: int, rank_cap: int, device: torch.device) -> None:
-        self.linears = linears
-        self.rank_cap = rank_cap
-        """At least the largest rank, in whole steps."""
-        self.a, self.b = (torch.zeros(lines, linears, dtype=torch.int64, device=device) for _ in range(2))
-        self.rank = torch.zeros(lines, linears, dtype=torch.int32, device=device)
-        self.scale = torch.zeros(lines, dtype=torch.float32, device=device)
-
-    @property
-    def lines(self) -> int:
-        return len(self.scale)
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """Which adapters the rows of a pass have."""
-
-    tables: Tables
-    slot_of_tile: Tensor
-    """Each tile's line in the tables."""
-    dtype: torch.dtype
-    """Of activations and adapters."""
-    steady: bool = False
-
-    def splits(self, inputs: int, rows: int) -> tuple[int, int]:
-        """Into how many parts `shrink` splits its sums, and how long each is."""
-        if not self.few(rows):
-            return 1, -(-inputs // 128) * 128
-        part = 256 if inputs <= 2048 else -(-inputs // 1024) * 128
-        return -(-inputs // part), part
-
-    def few(self, rows: int) -> bool:
-        """So few that every program counts; or they are treated as if they were."""
-        return rows < _MANY_ROWS or self.steady
+# From here on the card is full with fewer and larger programs of the gate.
+_WIDE_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -84,60 +33,6 @@ class Product:
     """The number of its first linear in the tables."""
 
 
-@triton.jit(do_not_specialize=VARYING)
-def _shrink_kernel(
-    x_ptr, y_ptr, slot_of_tile, a_table, rank_table, table_width, first_linear, inputs, rows, linears, rank_cap,
-    PART: tl.constexpr, STEP: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    tile, split, cell = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    steps = rank_cap // RANK_STEP
-    linear, rank_start = cell // steps, (cell % steps) * RANK_STEP
-    entry = tl.load(slot_of_tile + tile).to(tl.int64) * table_width + first_linear + linear
-    rank = tl.load(rank_table + entry)
-    follow(OVERLAPS)
-    if rank_start < rank:
-        dtype = x_ptr.dtype.element_ty
-        a_ptr = tl.multiple_of(tl.load(a_table + entry).to(tl.pointer_type(dtype)), 16)
-        row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
-        r = rank_start + tl.arange(0, RANK_STEP)
-        acc = tl.zeros([TILE_ROWS, RANK_STEP], dtype=tl.float32)
-        for start in range(0, PART, STEP):
-            k = split * PART + start + tl.arange(0, STEP)
-            x = tl.load(x_ptr + row[:, None].to(tl.int64) * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
-            a = tl.load(
-                a_ptr + r[None, :] * inputs + k[:, None], mask=(k < inputs)[:, None] & (r < rank)[None, :], other=0.0
-            )
-            acc += tl.dot(x, a, input_precision="ieee")
-        place = ((split * rows + row[:, None]).to(tl.int64) * linears + linear) * rank_cap + r[None, :]
-        tl.store(y_ptr + place, acc)
-
-
-@triton.jit
-def adapter_at(slot, number, b_table, rank_table, scale_table, table_width, like_ptr):
-    """Rank, scale and the address of B' of the linear `number` in a line of the tables."""
-    entry = slot * table_width + number
-    b_ptr = tl.multiple_of(tl.load(b_table + entry).to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
-    return tl.load(rank_table + entry), tl.load(scale_table + slot), b_ptr
-
-
-@triton.jit
-def b_step(b_ptr, start, rank, column, outputs):
-    """B' of one step of ranks at some columns, [RANK_STEP, columns]."""
-    r = start + tl.arange(0, RANK_STEP)
-    mask = (r < rank)[:, None] & (column < outputs)[None, :]
-    return tl.load(b_ptr + r[:, None] * outputs + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def y_step(y_ptr, y_split, y_row, start, row, SPLITS: tl.constexpr):
-    """y of one step of ranks for some rows, added up, [rows, RANK_STEP] in float32."""
-    place = row[:, None].to(tl.int64) * y_row + start + tl.arange(0, RANK_STEP)[None, :]
-    y = tl.load(y_ptr + place).to(tl.float32)
-    for split in tl.static_range(1, SPLITS):
-        y += tl.load(y_ptr + split * y_split + place).to(tl.float32)
-    return y
-
-
 @triton.jit
 def summed(ptr, split, mask, like_ptr, SPLITS: tl.constexpr):
     """Partial sums added up in order and rounded, as those of a whole product are."""
@@ -145,47 +40,6 @@ def summed(ptr, split, mask, like_ptr, SPLITS: tl.constexpr):
     for number in tl.static_range(1, SPLITS):
         total += tl.load(ptr + number * split, mask=mask, other=0.0).to(tl.float32)
     return total.to(like_ptr.dtype.element_ty).to(tl.float32)
-
-
-@triton.jit
-def expanded(
-    y_ptr, y_split, y_row, rank, scale, b_ptr, first_b, row, column, outputs,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `first_b`:
-    `b_step` of the first ranks, loaded before."""
-    acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    if rank > 0:
-        acc = tl.dot(y_step(y_ptr, y_split, y_row, 0, row, SPLITS).to(first_b.dtype), first_b, input_precision="ieee")
-        for start in range(RANK_STEP, rank, RANK_STEP):
-            b = b_step(b_ptr, start, rank, column, outputs)
-            acc += tl.dot(y_step(y_ptr, y_split, y_row, start, row, SPLITS).to(b.dtype), b, input_precision="ieee")
-    return acc * scale
-
-
-@triton.jit(do_not_specialize=VARYING)
-def _add_kernel(
-    out_ptr, out_row, y_ptr, y_split, y_row, slot_of_tile, b_table, rank_table, scale_table, table_width, linear_number,
-    outputs, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    slot = tl.load(slot_of_tile + tile).to(tl.int64)
-    rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, out_ptr)
-    b = b_step(b_ptr, 0, rank, column, outputs)
-    follow(OVERLAPS)
-    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    mask = (column < outputs)[None, :]
-    place = out_ptr + row[:, None].to(tl.int64) * out_row + column[None, :]
-    out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    out += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, row, column, outputs, SPLITS, TILE_ROWS, COLUMNS)
-    tl.store(place, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _b_of_row(b_ptr, start, rank, column, width, STEP: tl.constexpr):
-    r = start + tl.arange(0, STEP)
-    mask = (r < rank)[:, None] & (column < width)[None, :]
-    return tl.load(b_ptr + r[:, None] * width + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -219,7 +73,7 @@ def _norm_kernel(
         slot = tl.load(slot_of_tile + tl.program_id(0) * ROWS // TILE_ROWS).to(tl.int64)
         rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, out_ptr)
         if ROWS == 1:
-            b = _b_of_row(b_ptr, 0, rank, column, width, STEP)
+            b = b_step(b_ptr, 0, rank, column, width, STEP)
     follow(OVERLAPS)
     x = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
@@ -230,7 +84,7 @@ def _norm_kernel(
             if rank > 0:
                 low += _low_of_row(y_ptr, y_split, y_row, 0, rank, b, SPLITS, STEP)
             for start in range(STEP, rank, STEP):
-                b = _b_of_row(b_ptr, start, rank, column, width, STEP)
+                b = b_step(b_ptr, start, rank, column, width, STEP)
                 low += _low_of_row(y_ptr, y_split, y_row, start, rank, b, SPLITS, STEP)
         else:  # rank by rank: no thread waits for another's sum
             for start in range(0, rank, STEP):
@@ -257,7 +111,8 @@ def _gate_kernel(
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
     rank, scale, b_ptr = adapter_at(slot, first_linear, b_table, rank_table, scale_table, table_width, out_ptr)
     up_rank, _, up_b_ptr = adapter_at(slot, first_linear + 1, b_table, rank_table, scale_table, table_width, out_ptr)
-    b, up_b = b_step(b_ptr, 0, rank, column, width), b_step(up_b_ptr, 0, up_rank, column, width)
+    b = b_step(b_ptr, 0, rank, column, width, RANK_STEP)
+    up_b = b_step(up_b_ptr, 0, up_rank, column, width, RANK_STEP)
     follow(OVERLAPS)
     row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     mask = (column < width)[None, :]
@@ -299,7 +154,8 @@ def _heads_kernel(
     position = tl.load(position_ptr + row)[:, None].to(tl.int64)
     in_low = (head - first_head) * size + column
     in_high = in_low + HALF
-    low_b, high_b = b_step(b_ptr, 0, rank, in_low, outputs), b_step(b_ptr, 0, rank, in_high, outputs)
+    low_b = b_step(b_ptr, 0, rank, in_low, outputs, RANK_STEP)
+    high_b = b_step(b_ptr, 0, rank, in_high, outputs, RANK_STEP)
     follow(OVERLAPS)
     place = qkv_ptr + row[:, None].to(tl.int64) * qkv_row + head * size + column[None, :]
     everywhere = (column < HALF)[None, :]
@@ -343,32 +199,6 @@ def _heads_kernel(
             tl.store(value_ptr + offset + HALF, high.to(dtype), mask=written)
 
 
-def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) -> Tensor:
-    """x A' for the linears `first_linear`..., [splits, N, linears, rank_cap]; what lies beyond a rank, in whole steps,
-    is not set."""
-    rows, inputs = x_NI.shape
-    tables = adapters.tables
-    splits, part = adapters.splits(inputs, rows)
-    y = torch.empty(splits, rows, linears, tables.rank_cap, dtype=torch.float32, device=x_NI.device)
-    grid = (rows // TILE, splits, linears * tables.rank_cap // 16)
-    _shrink_kernel[grid](
-        x_NI, y, adapters.slot_of_tile, tables.a, tables.rank, tables.linears, first_linear, inputs, rows, linears,
-        tables.rank_cap, PART=part, STEP=128, TILE_ROWS=TILE, num_warps=4, **overlapping(x_NI.device),
-    )  # fmt: skip
-    return y
-
-
-def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> None:
-    """out += scale * y B', in place, for a projection of one linear."""
-    rows, outputs = out_NO.shape
-    tables = adapters.tables
-    _add_kernel[(rows // TILE, triton.cdiv(outputs, 128))](
-        out_NO, out_NO.stride(0), y, *y.stride()[:2], adapters.slot_of_tile, tables.b, tables.rank, tables.scale,
-        tables.linears, linear, outputs, SPLITS=len(y), COLUMNS=128, TILE_ROWS=TILE, num_warps=4, num_stages=1,
-        **overlapping(out_NO.device),
-    )  # fmt: skip
-
-
 def add_and_norm(
     residual_NH: Tensor, product: Product | None, weight_H: Tensor, eps: float, adapters: Adapters
 ) -> Tensor:
@@ -378,7 +208,7 @@ def add_and_norm(
     out_NH = torch.empty_like(residual_NH)
     delta, y, linear = (residual_NH[None], residual_NH[None], 0) if product is None else _parts(product)
     width_up = triton.next_power_of_2(width)
-    height = 1 if adapters.few(rows) or rows <= 2 * _MANY_ROWS else 4
+    height = 1 if adapters.few(rows) else 4
     # No more of B than registers hold.
     step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
     _norm_kernel[(rows // height,)](
@@ -395,7 +225,7 @@ def gate(product: Product, adapters: Adapters) -> Tensor:
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     tables = adapters.tables
     out_NI = torch.empty(rows, width, dtype=adapters.dtype, device=gate_up.device)
-    columns, warps = (64, 4) if rows < _MANY_ROWS else (128, 2)
+    columns, warps = (64, 4) if rows < _WIDE_ROWS else (128, 2)
     _gate_kernel[(rows // TILE, triton.cdiv(width, columns))](
         gate_up, *gate_up.stride()[:2], y, *y.stride()[:3], out_NI, adapters.slot_of_tile, tables.b, tables.rank,
         tables.scale, tables.linears, first_linear, width, PARTS=len(gate_up), SPLITS=len(y), COLUMNS=columns,

@@ -21,7 +21,7 @@ from mint.engine.fused import ROOM
 from mint.engine.kernels import decode_state, paged_attention
 from mint.engine.kernels.draw import Draws, State, draw
 from mint.engine.kernels.filters import Filters
-from mint.engine.kernels.rows import TILE, Tables
+from mint.engine.kernels.low_rank import TILE, Tables
 from mint.engine.sampler.kernel_pass import KernelPass, PassRows, rounded_rows
 from mint.engine.sampler.logits import DrawParams
 from mint.engine.sampler.paged import BlockStore

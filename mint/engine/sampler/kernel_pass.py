@@ -17,7 +17,8 @@ from mint.engine.fused import FusedDecoder, Projection
 from mint.engine.kernels import products
 from mint.engine.kernels import rows as kernels
 from mint.engine.kernels.draw import LowRank
-from mint.engine.kernels.rows import TILE, Adapters, Product
+from mint.engine.kernels.low_rank import TILE, Adapters, add_low_rank, shrink
+from mint.engine.kernels.rows import Product
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.slots import AdapterSlots
 
@@ -89,7 +90,7 @@ class KernelPass:
         adapters, number = self._adapters(slot_of_tile), self._slots.first_linear(unembedding)
         if not adapted or joined is None:
             logits_NV = self._linear(hidden_NH, unembedding.weight_OI, unembedding.bias_O, buffer)
-            y = kernels.shrink(hidden_NH, adapters, number, 1) if adapted else None
+            y = shrink(hidden_NH, adapters, number, 1) if adapted else None
         else:
             whole = self._linear(hidden_NH, *_with_room(unembedding, joined), buffer)
             logits_NV, y = whole[:, :outputs], whole[None, :, outputs:].unflatten(2, (1, joined))
@@ -101,7 +102,7 @@ class KernelPass:
         """Whole, with what adapters add."""
         logits_NV, low_rank = self.unembed(hidden_NH, slot_of_tile, adapted, joined, buffer)
         if low_rank is not None:
-            kernels.add_low_rank(logits_NV, low_rank.y, low_rank.adapters, low_rank.linear)
+            add_low_rank(logits_NV, low_rank.y, low_rank.adapters, low_rank.linear)
         return logits_NV
 
     def _adapters(self, slot_of_tile: Tensor) -> Adapters:
@@ -117,14 +118,14 @@ class KernelPass:
             whole = products.few_rows(x_NI, weight) if few else F.linear(x_NI, weight, bias)[None]
             return Product(whole[..., :outputs], whole[..., outputs:].unflatten(2, (linears, joined)), first)
         if not x_NI.is_cuda or not torch.cuda.is_current_stream_capturing():
-            y = kernels.shrink(x_NI, adapters, first, linears)
+            y = shrink(x_NI, adapters, first, linears)
             return Product(self._linear(x_NI, projection.weight_OI, projection.bias_O)[None], y, first)
         # In a graph both run at once: neither fills the card.
         self._side = self._side or torch.cuda.Stream()
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
-            y = kernels.shrink(x_NI, adapters, first, linears)
+            y = shrink(x_NI, adapters, first, linears)
         out_NO = self._linear(x_NI, projection.weight_OI, projection.bias_O)
         main.wait_stream(self._side)
         return Product(out_NO[None], y, first)

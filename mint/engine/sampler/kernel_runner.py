@@ -1,8 +1,8 @@
 """Carries out plans in kernels of our own: steps that only decode as recorded graphs, several tokens at a time without
 the host between them; steps that read prompts as one pass over packed rows (`prompt_pass`).
 
-Rows of one adapter stand together and fill whole tiles (`mint.engine.kernels.rows`). `runner.Runner` is the reference,
-and does what this one does not.
+Rows of one adapter stand together and fill whole tiles (`mint.engine.kernels.low_rank`). `runner.Runner` is the
+reference, and does what this one does not.
 
 Shapes: N rows, T tokens, A sequences, L lines of the block tables, V vocabulary.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from mint.engine.fused import FusedDecoder, padded
 from mint.engine.kernels.draw import Draws, draw
 from mint.engine.kernels.filters import Filters
-from mint.engine.kernels.rows import TILE
+from mint.engine.kernels.low_rank import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
 from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mint.engine.kernels import paged_attention
-from mint.engine.kernels.rows import TILE, Tables
+from mint.engine.kernels.low_rank import TILE, Tables
 from mint.engine.sampler.kernel_pass import KernelPass, PassRows, rounded_rows
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.recorder import Recorder

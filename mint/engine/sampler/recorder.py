@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mint.engine.kernels.rows import Tables
+from mint.engine.kernels.low_rank import Tables
 from mint.engine.sampler.paged import BlockStore
 
 # Each keeps its kernels' arguments; sizes are rounded, so few are in use at a time.

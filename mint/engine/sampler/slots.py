@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mint.engine.fused import ROOM, FusedDecoder, Projection
-from mint.engine.kernels.rows import TILE, Tables
+from mint.engine.kernels.low_rank import TILE, Tables
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.sampler.transfer import put
 

@@ -7,6 +7,10 @@ every update (the sampler holds old weights), or from one step on.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
 import numpy as np
 
 from mint.rl.doctor.evidence import Evidence, Step
@@ -22,69 +26,102 @@ EXACTLY_GROWN, EXACT_GROWTH = 0.003, 1000.0
 update does."""
 
 
+@dataclass(frozen=True)
+class _Gaps:
+    """Sampler against trainer, step by step."""
+
+    by_step: list[tuple[Step, float]]
+    """In nats a token."""
+
+    @cached_property
+    def first(self) -> float:
+        return self.by_step[0][1]
+
+    @cached_property
+    def worst(self) -> float:
+        return float(np.quantile([gap for _, gap in self.by_step], USUAL_WORST))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.by_step[0][0].number, self.by_step[-1][0].number
+
+    @property
+    def figures(self) -> dict[str, float | str]:
+        return {"gap at first, in nats a token": self.first, "gap in the worst steps": self.worst}
+
+    @property
+    def samples(self) -> tuple[dict[str, Any], ...]:
+        known = [s for s in self.by_step[-1][0].samples if s.gap is not None]
+        return shown(sorted(known, key=lambda s: -(s.gap or 0)))
+
+
 def check(run: Evidence) -> list[Finding]:
-    current = [(step, gap) for step in run.steps if (gap := _gap(run, step)) is not None]
-    if len(current) < 3:
+    gaps = _Gaps([(step, gap) for step in run.steps if (gap := _gap(run, step)) is not None])
+    if len(gaps.by_step) < 3:
         return []
-    gaps = np.array([gap for _, gap in current])
-    span = current[0][0].number, current[-1][0].number
-    first, last = float(gaps[0]), float(np.quantile(gaps, USUAL_WORST))
-    samples = shown(sorted((s for s in current[-1][0].samples if s.gap is not None), key=lambda s: -(s.gap or 0)))
-    figures: dict[str, float | str] = {"gap at first, in nats a token": first, "gap in the worst steps": last}
-    shift = _shift(current[0][0])
-    if first > NOTICEABLE and shift is not None and shift < first / 5:
-        return [
-            Finding(
-                "shifted_logprobs",
-                "alarm",
-                span,
-                "The sampler's log-probs stand one token away from the trainer's: moved by one place they agree.",
-                "Log-probs belong to targets: cut them as the targets are cut (logprobs[1:] with tokens[1:]).",
-                0.98,
-                figures | {"gap when moved by one": shift},
-                samples,
-            )
-        ]
-    if (last > NOTICEABLE and last > GROWTH * first) or (last > EXACTLY_GROWN and last > EXACT_GROWTH * first):
-        start = next(step.number for step, gap in current if gap > max(last / 4, GROWTH * first))
-        again = [step.number for step, gap in current if gap <= max(last / 100, GROWTH * first)]
-        sometimes = len(again) > 1 and again[-1] > start
-        return [
-            Finding(
-                "stale_sampler",
-                "alarm",
-                (start, span[1]),
-                f"Sampler and trainer agree at step {span[0]} ({first:.2g} nats a token) and then drift apart, by "
-                f"{last:.2g}, although the rollouts claim the newest policy: sampling goes on with old weights"
-                + (
-                    f", and is refreshed only now and then (they agree again at step {again[-1]})."
-                    if sometimes
-                    else ", or with those of another run."
-                ),
-                "Make a new sampling client after every optimizer step (save_weights_and_get_sampling_client) and use "
-                "that one; check that no cached client, adapter or server is kept, and that it is made from the "
-                "client that is trained.",
-                0.97,
-                figures | {"steps in agreement": len(again), "of steps": len(current)},
-                samples,
-            )
-        ]
-    if last <= NOTICEABLE:
-        return []
-    return [
-        Finding(
-            "mismatch",
-            "alarm" if last > TOO_MUCH else "warning",
-            span,
-            f"For the same tokens and the same version sampler and trainer differ by {last:.2g} nats a token, from "
-            "the first step on: every importance ratio is wrong.",
-            "Compare compute_logprobs with forward on one sequence. Usual causes: log-probs recorded after temperature "
-            "or top-p, another tokenizer or chat template on one side, different precision, different base weights.",
-            0.9,
-            figures,
-            samples,
-        )
-    ]
+    found = _shifted(gaps) or _drifted(gaps) or _apart(gaps)
+    return [found] if found else []
+
+
+def _shifted(gaps: _Gaps) -> Finding | None:
+    shift = _shift(gaps.by_step[0][0])
+    if gaps.first <= NOTICEABLE or shift is None or shift >= gaps.first / 5:
+        return None
+    return Finding(
+        "shifted_logprobs",
+        "alarm",
+        gaps.span,
+        "The sampler's log-probs stand one token away from the trainer's: moved by one place they agree.",
+        "Log-probs belong to targets: cut them as the targets are cut (logprobs[1:] with tokens[1:]).",
+        0.98,
+        gaps.figures | {"gap when moved by one": shift},
+        gaps.samples,
+    )
+
+
+def _drifted(gaps: _Gaps) -> Finding | None:
+    first, worst = gaps.first, gaps.worst
+    grown = worst > NOTICEABLE and worst > GROWTH * first
+    if not grown and not (worst > EXACTLY_GROWN and worst > EXACT_GROWTH * first):
+        return None
+    start = next(step.number for step, gap in gaps.by_step if gap > max(worst / 4, GROWTH * first))
+    again = [step.number for step, gap in gaps.by_step if gap <= max(worst / 100, GROWTH * first)]
+    sometimes = len(again) > 1 and again[-1] > start
+    return Finding(
+        "stale_sampler",
+        "alarm",
+        (start, gaps.span[1]),
+        f"Sampler and trainer agree at step {gaps.span[0]} ({first:.2g} nats a token) and then drift apart, by "
+        f"{worst:.2g}, although the rollouts claim the newest policy: sampling goes on with old weights"
+        + (
+            f", and is refreshed only now and then (they agree again at step {again[-1]})."
+            if sometimes
+            else ", or with those of another run."
+        ),
+        "Make a new sampling client after every optimizer step (save_weights_and_get_sampling_client) and use that "
+        "one; check that no cached client, adapter or server is kept, and that it is made from the client that is "
+        "trained.",
+        0.97,
+        gaps.figures | {"steps in agreement": len(again), "of steps": len(gaps.by_step)},
+        gaps.samples,
+    )
+
+
+def _apart(gaps: _Gaps) -> Finding | None:
+    if gaps.worst <= NOTICEABLE:
+        return None
+    return Finding(
+        "mismatch",
+        "alarm" if gaps.worst > TOO_MUCH else "warning",
+        gaps.span,
+        f"For the same tokens and the same version sampler and trainer differ by {gaps.worst:.2g} nats a token, from "
+        "the first step on: every importance ratio is wrong.",
+        "Compare compute_logprobs with forward on one sequence. Usual causes: log-probs recorded after temperature "
+        "or top-p, another tokenizer or chat template on one side, different precision, different base weights.",
+        0.9,
+        gaps.figures,
+        gaps.samples,
+    )
 
 
 def _gap(run: Evidence, step: Step) -> float | None:

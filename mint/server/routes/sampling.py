@@ -12,7 +12,7 @@ from mint.backend import ModelFacts
 from mint.errors import BadRequest
 from mint.server import requests
 from mint.server.auth import User
-from mint.server.bodies import fingerprint, read_body
+from mint.server.bodies import fingerprint, in_passing, read_body
 from mint.server.futures import SAMPLE, Promise
 from mint.server.queues import Load
 from mint.server.routes import Caller, State, Uncounted, answer, delivery, envelope
@@ -66,7 +66,7 @@ async def asample(request: Request, server: State, user: Uncounted) -> Response:
 
 
 async def begin_sample(server: Server, user: User, body: bytes) -> Promise:
-    call = wire.sample_call_from_json(wire.read_json(body))
+    call = await in_passing(lambda: wire.sample_call_from_json(wire.read_json(body)), len(body))
     named = call.base_model is not None or call.model_path is not None
     if call.sampling_session_id is not None and named:
         raise BadRequest("a sampling session is given, and base_model or model_path as well; give one of them.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,7 +12,7 @@ from mint import wire
 from mint.errors import BadRequest, MintError
 from mint.server import requests, steps
 from mint.server.auth import User
-from mint.server.bodies import encoding_of, fingerprint, read_body
+from mint.server.bodies import encoding_of, fingerprint, in_passing, read_body
 from mint.server.checkpoints import UPLOADS, lora_of
 from mint.server.futures import Promise
 from mint.server.routes import Caller, State, Uncounted, accepted, answer, envelope
@@ -49,7 +50,8 @@ async def _forward_backward(request: Request, server: Server, user: User, input_
     form = {"protobuf": protobuf, "encoding": encoding_of(request), "field": input_field}
     payload = await request.body()
     try:
-        body = steps.read_forward_backward(plain, form | {"encoding": "identity"}, server.limits.body_bytes)
+        read = partial(steps.read_forward_backward, plain, form | {"encoding": "identity"}, server.limits.body_bytes)
+        body = await in_passing(read, len(plain))
     except BadRequest:
         if spent := wire.sequence_of(plain, protobuf):
             server.models.refuse(*spent, user)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine, Generator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mint.doorbell import Doorbell
 
@@ -58,6 +58,11 @@ class APIFuture(concurrent.futures.Future[T]):
         self._cancellable = cancellable
         self._task: asyncio.Task[T] | None = None
         self._seen = False
+
+    if not TYPE_CHECKING:  # a type checker knows what there is, and says so itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"a call on its way has no {name!r}: take its result first, by .result() or await.")
 
     def result(self, timeout: float | None = None) -> T:
         self._seen = True

@@ -271,6 +271,8 @@ class TrainingClient:
         return first
 
     def _load(self, path: str, optimizer: bool) -> APIFuture[LoadWeightsResponse]:
+        if not isinstance(path, str):
+            raise BadRequest(f"path is a {type(path).__name__}; give text, such as save_state(name).result().path.")
         body = {"path": path, "optimizer": optimizer, "type": "load_weights"}
         return self._call("load_weights", body, "LoadWeights", json_as(LoadWeightsResponse))
 

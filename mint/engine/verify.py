@@ -62,6 +62,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+# What an adapter adds to an activation of size 1, from which on rounding is no longer small beside what it computes.
+DIVERGED = 10.0
+
 REPORT = "This is a fault of the engine, not of your code: please report it. Training can go on from a checkpoint."
 
 
@@ -193,14 +196,20 @@ class Verifier:
         figures = (
             f"Over {len(found.gap)} tokens the trainer's and the sampler's log-probs differ by {mean:.3g} on average "
             f"and {most:.3g} at most; rounding in {self._model.facts.dtype} explains {self._limits[0]:.3g} and "
-            f"{self._limits[1]:.3g}. {REPORT}"
+            f"{self._limits[1]:.3g}."
         )
         if self._moved(found.trainer, base.trainer) and self._equal(found.sampler, base.sampler):
-            raise Internal(f"policy refused: the sampler has the base model's weights. {figures}")
+            raise Internal(f"policy refused: the sampler has the base model's weights. {figures} {REPORT}")
         if last and self._moved(found.trainer, last.trainer) and self._equal(found.sampler, last.sampler):
-            raise Internal(f"policy refused: the sampler has the weights of an earlier snapshot. {figures}")
+            raise Internal(f"policy refused: the sampler has the weights of an earlier snapshot. {figures} {REPORT}")
         if not (mean <= self._limits[0] and most <= self._limits[1]):
-            raise Internal(f"policy refused: sampler and trainer disagree. {figures}")
+            if weights is not None and effect(weights) > DIVERGED:
+                raise Internal(
+                    f"policy refused: its training has diverged. The adapter adds up to {effect(weights):.3g} to an "
+                    f"activation of 1, so that rounding shows. {figures} Lower the learning rate and go on from an "
+                    "earlier checkpoint."
+                )
+            raise Internal(f"policy refused: sampler and trainer disagree. {figures} {REPORT}")
         if weights is not None and self._equal(found.trainer, base.trainer) and effect(weights) > LEAST_EFFECT:
             raise Internal(
                 "policy refused: its log-probs are the base model's to the last bit although its adapter is not empty "

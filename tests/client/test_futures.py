@@ -151,3 +151,13 @@ def test_blocking_in_a_callback_is_refused_not_hung_on() -> None:
     start(_value(2, after=0.02)).add_done_callback(block)
     assert slow.result() == 1
     assert "callback" in str(refused[0])
+
+
+def test_a_result_asked_for_too_early_is_told_to_wait() -> None:
+    async def work() -> int:
+        return 1
+
+    future = start(work())
+    with pytest.raises(AttributeError, match=r"no 'sequences': take its result first, by \.result\(\) or await"):
+        future.sequences  # noqa: B018
+    assert future.result() == 1 and not hasattr(future, "sequences")

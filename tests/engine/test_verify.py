@@ -223,3 +223,14 @@ def test_a_policy_that_diverged_is_told_apart_from_a_wrong_one(engine: Engine) -
     engine.snapshot("a", "p").result(PATIENCE)
     with pytest.raises(Internal, match="diverged"):
         engine.sample("p", QUESTION).result(PATIENCE)
+
+
+def test_weights_too_large_for_rounding_are_laid_to_the_training_and_not_to_the_engine(engine: Engine) -> None:
+    """As a learning rate of 1000 leaves them. What the two paths then differ by is planted: rounding is not a given."""
+    train(engine, "a", 300.0)
+    engine.snapshot("a", "p").result(PATIENCE)
+    with torch.no_grad():
+        for _, up in served(engine, "p").weights.values():
+            up.mul_(0.9)
+    said = refused(engine)
+    assert "training has diverged" in said and "Lower the learning rate" in said and "report" not in said

@@ -1,7 +1,6 @@
 """Samples asked for together: few requests, each result its own, and nothing lost when a batch goes wrong."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,11 +98,14 @@ def test_what_takes_longer_than_the_answer_is_held_is_polled_for(tmp_path: Path,
         live.backend.words = list(range(20, 40))
         live.backend.hold()
         futures = ask(sampler, 8)
-        threading.Timer(0.3, live.backend.let_go).start()
+        deadline = time.monotonic() + 20
+        while sent.count("retrieve_future") < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        live.backend.let_go()
         assert lengths(futures) == list(range(1, 9))
         assert all(future.result().sequences[0].sequence_id for future in futures)
-    assert sent.count("retrieve_future") >= 8
     live.stop()
+    assert sent.count("retrieve_future") >= 8
 
 
 @pytest.mark.parametrize("begun", [True, False])

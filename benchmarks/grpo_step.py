@@ -61,6 +61,20 @@ def reward_of(tokens: list[int]) -> float:
     return sum(token % 2 for token in tokens) / len(tokens)
 
 
+def datums_of(prompt: list[int], sequences: list[types.SampledSequence]) -> list[types.Datum]:
+    """What a group of answers becomes for the loss."""
+    data = []
+    for sequence, advantage in zip(sequences, advantages_of([reward_of(s.tokens) for s in sequences]), strict=True):
+        full, before = prompt + sequence.tokens, len(prompt) - 1
+        inputs = {
+            "target_tokens": full[1:],
+            "logprobs": [0.0] * before + sequence.logprobs,
+            "advantages": [0.0] * before + [advantage] * len(sequence.tokens),
+        }
+        data.append(types.Datum(types.ModelInput.from_ints(full[:-1]), inputs))
+    return data
+
+
 def mint_step(work: Work, service: mint.ServiceClient | None = None, model: str | None = None) -> Callable[[int], None]:
     """The loop of the documentation, nothing held back or ahead; on this machine unless told otherwise."""
     service = service or mint.ServiceClient()
@@ -71,19 +85,7 @@ def mint_step(work: Work, service: mint.ServiceClient | None = None, model: str 
         sampler = trainer.save_weights_and_get_sampling_client()
         prompts = work.prompt_tokens(number)
         futures = [sampler.sample(types.ModelInput.from_ints(prompt), work.group, params) for prompt in prompts]
-        data = []
-        for prompt, future in zip(prompts, futures, strict=True):
-            sequences = future.result().sequences
-            for sequence, advantage in zip(
-                sequences, advantages_of([reward_of(s.tokens) for s in sequences]), strict=True
-            ):
-                full, before = prompt + sequence.tokens, len(prompt) - 1
-                inputs = {
-                    "target_tokens": full[1:],
-                    "logprobs": [0.0] * before + sequence.logprobs,
-                    "advantages": [0.0] * before + [advantage] * len(sequence.tokens),
-                }
-                data.append(types.Datum(types.ModelInput.from_ints(full[:-1]), inputs))
+        data = [d for p, f in zip(prompts, futures, strict=True) for d in datums_of(p, f.result().sequences)]
         trainer.forward_backward(data, loss_fn="importance_sampling")
         trainer.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
 

@@ -4,8 +4,8 @@
 
 - calls: milliseconds of a sample of one token, a forward_backward of one short datum and an optim_step, through client
   and server, beside the same calls made straight to an engine process; the difference is what the path adds.
-- work: processor milliseconds of client, server and engine for one GRPO step (8 prompts x 4 x 16 tokens), which a busy
-  machine does not change much; the share of client and server is what the path adds to a step.
+- step: milliseconds of one GRPO step (8 prompts x 4 x 16 tokens) by the clock, both ways, by turns.
+- work: processor milliseconds of client, server and engine for such a step, which a busy machine does not change much.
 - crowd: a thousand samples asked for at once by one client.
 - tenants: two clients stepping at once, over one alone.
 - cold: seconds from nothing to the first training client, then to the first sample, each in a fresh process.
@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_step import Work, mint_step
+from grpo_step import LEARNING_RATE, RANK, Work, datums_of, mint_step
 from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, hardware, save_model
 
 import mint
 from mint import local, types
+from mint.checks import check_loss
 from mint.engine.process import EngineProcess
 
 PROMPT = list(range(10, 26))
@@ -112,6 +113,40 @@ def calls(model: str, count: int, others: dict[str, tuple[mint.ServiceClient, st
         found[name] = times | {"added": times["mint"] - times["engine"]}
     engine.close()
     return found
+
+
+def engine_step(engine: EngineProcess, work: Work) -> Callable[[int], None]:
+    """`mint_step`, straight to the engine's process."""
+    engine.create_adapter("g", str(work.folder), types.LoraConfig(rank=RANK, seed=0)).result()
+    params = types.SamplingParams(max_tokens=work.tokens, temperature=1.0, stop=[])
+    options = check_loss("importance_sampling")
+
+    def step(number: int) -> None:
+        policy = f"g{number}"
+        engine.snapshot("g", policy).result()
+        prompts = work.prompt_tokens(number)
+        requests = [types.SampleRequest(types.ModelInput.from_ints(prompt), params, work.group) for prompt in prompts]
+        futures = [engine.sample(policy, request) for request in requests]
+        data = [d for p, f in zip(prompts, futures, strict=True) for d in datums_of(p, f.result().sequences)]
+        engine.forward_backward("g", data, "importance_sampling", options)
+        engine.optim_step("g", types.AdamParams(learning_rate=LEARNING_RATE)).result()
+        engine.release(policy)
+
+    return step
+
+
+def both_steps(work: Work, steps: int = 60) -> dict[str, float]:
+    engine = EngineProcess([str(work.folder)])
+    sides = {"engine": engine_step(engine, work), "mint": mint_step(work)}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(steps + 3):
+        for side, step in sides.items():
+            began = time.perf_counter()
+            step(number)
+            times[side].append(1000 * (time.perf_counter() - began))
+    engine.close()
+    found = {side: statistics.median(took[3:]) for side, took in times.items()}  # the first are slower
+    return found | {"added": found["mint"] - found["engine"], "added_share": found["mint"] / found["engine"] - 1}
 
 
 def work_of_a_step(work: Work, steps: int = 20) -> dict[str, float]:
@@ -201,6 +236,7 @@ def main() -> None:
             "benchmark": "server",
             "hardware": facts,
             "calls": calls(model, asked.calls, others),
+            "step": both_steps(work),
             "work": work_of_a_step(work),
             "crowd": {side: crowd(*where) for side, where in sides.items()},
             "tenants": {side: tenants(service, work, name) for side, (service, name) in sides.items()},
@@ -218,7 +254,7 @@ def show(result: dict[str, Any]) -> None:
     for name, times in result["calls"].items():
         table.add_row(name, *(f"{value:.2f}" for value in times.values()))
     console.print(table)
-    for section in ("work", "crowd", "tenants", "cold"):
+    for section in ("step", "work", "crowd", "tenants", "cold"):
         console.print(section, {k: round(v, 3) if isinstance(v, float) else v for k, v in result[section].items()})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from mint.server.room import when_there_is_room
 
 PATIENCE_SECONDS = 15.0
 """How long a server waits for others to leave a database whose schema it has to change."""
+_SQLITE_PATIENCE = 5
+"""Seconds a statement waits for the locks of other servers."""
 _POSTGRES = "postgresql+psycopg"
 _POSTGRES_TIMEOUTS = {
     "connect_timeout": 5,
@@ -114,9 +117,24 @@ def _engine_of(url: URL) -> Engine:
 
 def _set_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    cursor.execute(f"PRAGMA busy_timeout={1000 * _SQLITE_PATIENCE}")
+    _write_ahead(cursor)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """SQLite does not wait for others who change the mode of a new file at the same time, so that is done here."""
+    deadline = time.monotonic() + _SQLITE_PATIENCE
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def lock_of(engine: Engine) -> Lock:

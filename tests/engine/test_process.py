@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mint.engine.process import EngineProcess
 from mint.engine.spawn import start_child
 from mint.errors import BadRequest, Internal
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams, TensorData
+from tests.waiting import eventually
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parent.parent.parent
@@ -35,15 +35,6 @@ def engine() -> Iterator[EngineProcess]:
 
 def ask() -> SampleRequest:
     return SampleRequest(ModelInput.from_ints([1, 2]))
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def is_gone(pid: int) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fake_backend
@@ -15,6 +14,7 @@ import pytest
 from mint.engine.supervised import SupervisedEngine
 from mint.errors import Internal, Interrupted
 from mint.types import ModelInput, SampleRequest
+from tests.waiting import eventually
 
 PATIENCE = 60.0
 
@@ -24,13 +24,6 @@ def engine() -> Iterator[SupervisedEngine]:
     engine = SupervisedEngine(make=fake_backend.make)
     yield engine
     engine.close()
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def kill(engine: SupervisedEngine) -> None:

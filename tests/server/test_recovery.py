@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mint.server.journal import Disk
 from mint.server.signer import Signer
 from mint.server.store import Store
 from tests.server.live import Live
+from tests.waiting import eventually
 
 PORT = 8123
 
@@ -26,14 +26,6 @@ PORT = 8123
 @pytest.fixture
 def live(serve: Callable[..., Live]) -> Live:
     return serve(port=PORT)
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return value
 
 
 def journal_of(live: Live, model: str) -> Path:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.live import Live, train_body
 from tests.server.tenants import Keychain, audit_lines
+from tests.waiting import eventually
 
 Serve = Callable[..., Live]
 
@@ -18,20 +19,13 @@ def chain(serve: Serve) -> Keychain:
     return Keychain(serve(keys=("tml-house",), poll_seconds=5.0))
 
 
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
-
-
 def test_a_revoked_keys_models_are_saved_for_an_administrator_and_leave_memory(chain: Keychain) -> None:
     alice, admin = chain.tenant("alice"), chain.tenant("root", admin=True)
     model = alice.model()
     for n in (1, 2, 3):
         alice.fetch(alice.step(model, n))
     chain.ring.revoke("alice")
-    until(lambda: model not in alice.backend.adapters)
+    eventually(lambda: model not in alice.backend.adapters)
     assert alice.post("/get_info", {"model_id": model}, ok=False).status_code == 401
     saved = admin.get(f"/training_runs/{model}/checkpoints")["checkpoints"]
     assert [one["checkpoint_id"] for one in saved] == ["weights/key-stop"]
@@ -52,12 +46,12 @@ def test_what_was_queued_is_cancelled_from_the_end_and_what_ran_is_in_the_checkp
         alice.post("/forward_backward", train_body(model, n))
         alice.step(model, n + 1)
     alice.post("/save_weights", {"model_id": model, "seq_id": 9, "path": "mine"})
-    until(lambda: backend.names().count("save_adapter") == 1)
+    eventually(lambda: backend.names().count("save_adapter") == 1)
     chain.ring.revoke("alice")
-    until(lambda: backend.cancelled("save_adapter") == 1)
-    until(lambda: backend.cancelled("optim_step") == 4 and backend.cancelled("forward_backward") == 3)
+    eventually(lambda: backend.cancelled("save_adapter") == 1)
+    eventually(lambda: backend.cancelled("optim_step") == 4 and backend.cancelled("forward_backward") == 3)
     backend.let_go()
-    until(lambda: model not in backend.adapters)
+    eventually(lambda: model not in backend.adapters)
     assert backend.names().count("save_adapter") == 2, "the one that was asked for, and ours"
     assert audit_lines(alice, "checkpoint_saved")[-1]["target"] == f"tinker://{model}/weights/key-stop"
     assert len(audit_lines(alice, "checkpoint_saved")) == 1
@@ -79,14 +73,14 @@ def test_samples_under_way_end_with_the_key_and_others_go_on(chain: Keychain) ->
     ]
     for thread in asking:
         thread.start()
-    until(lambda: alice.backend.names().count("sample") == 4)
+    eventually(lambda: alice.backend.names().count("sample") == 4)
     chain.ring.revoke("alice")
     for thread in asking:
         thread.join(20)
     whole, stream = sorted(told, key=lambda answer: answer.status_code, reverse=True)
     assert whole.status_code == 401 and "revoked" in whole.text
     assert "revoked" in stream.text and "[DONE]" not in stream.text
-    until(lambda: alice.backend.cancelled("sample") == 3)
+    eventually(lambda: alice.backend.cancelled("sample") == 3)
     alice.backend.let_go()
     assert bob.fetch(waiting)["sequences"]
 
@@ -95,7 +89,7 @@ def test_an_expired_key_is_stopped_like_a_revoked_one(chain: Keychain) -> None:
     row, key = chain.ring.create("guest", expires=time.time() + 1.5)
     guest = chain.tenant("unused").tenant(key)
     model = guest.model()
-    until(lambda: model not in guest.backend.adapters)
+    eventually(lambda: model not in guest.backend.adapters)
     assert audit_lines(guest, "key_shut_out")[0]["key"] == row.id
 
 
@@ -114,8 +108,8 @@ def test_a_model_that_cannot_be_saved_stays_until_it_can(chain: Keychain, monkey
     model = alice.model()
     alice.backend.fail["save_adapter"] = OSError(28, "No space left on device")
     chain.ring.revoke("alice")
-    until(lambda: alice.backend.names().count("save_adapter") >= 2)
+    eventually(lambda: alice.backend.names().count("save_adapter") >= 2)
     assert model in alice.backend.adapters
     del alice.backend.fail["save_adapter"]
-    until(lambda: model not in alice.backend.adapters)
+    eventually(lambda: model not in alice.backend.adapters)
     assert audit_lines(alice, "key_shut_out")[0]["saved"]

@@ -14,6 +14,7 @@ from mint.cli.__main__ import app
 from mint.errors import Interrupted
 from mint.server.watch import JsonLines
 from tests.server.live import Live, train_body
+from tests.waiting import eventually
 
 Serve = Callable[..., Live]
 
@@ -128,9 +129,12 @@ def test_no_download_link_is_in_the_log(live: Live, caplog: pytest.LogCaptureFix
     model = live.model()
     live.save(model, 1)
     asked = live.http.get(f"/training_runs/{model}/checkpoints/weights/one/archive")
+
+    def downloads() -> set[str]:
+        lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == "mint.access"]
+        return {line["path"] for line in lines if line["path"].startswith("/api/v1/downloads/")}
+
     with caplog.at_level(logging.INFO, "mint.access"):
         assert live.http.get(asked.headers["location"]).status_code == 200
-        live.http.get("/sessions/none")  # the line of a request may come after its answer, but not after the next's
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == "mint.access"]
-    downloads = {line["path"] for line in lines if line["path"].startswith("/api/v1/downloads/")}
-    assert downloads == {"/api/v1/downloads/{token}/checkpoint.tar.gz"}
+        found = eventually(downloads)  # the line of a request may come after its answer
+    assert found == {"/api/v1/downloads/{token}/checkpoint.tar.gz"}

@@ -1,0 +1,20 @@
+"""Waiting for what another thread or process will do, without guessing how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+
+
+def eventually(condition: Callable[[], T]) -> T:
+    """What the condition gives once that is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.01)
+    return value

@@ -178,7 +178,7 @@ def server_work(told: Result) -> str:
 
 
 def _seconds(cold: dict[str, float]) -> str:
-    return f"{cold['client']:.1f} s, {cold['sample']:.1f} s"
+    return f"{cold['client']:.1f} s, {cold['sample']:.2f} s"
 
 
 def through_server_cases(told: Result) -> str:

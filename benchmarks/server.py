@@ -115,15 +115,15 @@ def calls(model: str, count: int, others: dict[str, tuple[mint.ServiceClient, st
     return found
 
 
-def engine_step(engine: EngineProcess, work: Work) -> Callable[[int], None]:
-    """`mint_step`, straight to the engine's process."""
+def engine_step(engine: EngineProcess, work: Work, folder: Path) -> Callable[[int], None]:
+    """`mint_step`, straight to the engine's process; snapshots are kept on disk, as a server's are."""
     engine.create_adapter("g", str(work.folder), types.LoraConfig(rank=RANK, seed=0)).result()
     params = types.SamplingParams(max_tokens=work.tokens, temperature=1.0, stop=[])
     options = check_loss("importance_sampling")
 
     def step(number: int) -> None:
         policy = f"g{number}"
-        engine.snapshot("g", policy).result()
+        engine.snapshot("g", policy, str(folder / policy)).result()
         prompts = work.prompt_tokens(number)
         requests = [types.SampleRequest(types.ModelInput.from_ints(prompt), params, work.group) for prompt in prompts]
         futures = [engine.sample(policy, request) for request in requests]
@@ -137,14 +137,15 @@ def engine_step(engine: EngineProcess, work: Work) -> Callable[[int], None]:
 
 def both_steps(work: Work, steps: int = 60) -> dict[str, float]:
     engine = EngineProcess([str(work.folder)])
-    sides = {"engine": engine_step(engine, work), "mint": mint_step(work)}
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(steps + 3):
-        for side, step in sides.items():
-            began = time.perf_counter()
-            step(number)
-            times[side].append(1000 * (time.perf_counter() - began))
-    engine.close()
+    times: dict[str, list[float]] = {"engine": [], "mint": []}
+    with tempfile.TemporaryDirectory() as snapshots:
+        sides = {"engine": engine_step(engine, work, Path(snapshots)), "mint": mint_step(work)}
+        for number in range(steps + 3):
+            for side, step in sides.items():
+                began = time.perf_counter()
+                step(number)
+                times[side].append(1000 * (time.perf_counter() - began))
+        engine.close()
     found = {side: statistics.median(took[3:]) for side, took in times.items()}  # the first are slower
     return found | {"added": found["mint"] - found["engine"], "added_share": found["mint"] / found["engine"] - 1}
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -37,7 +37,8 @@ class Doorbell:
             self._loop.call_soon(call)  # rather than at once, so that one that fails is its own affair
 
 
-_bells: WeakKeyDictionary[asyncio.AbstractEventLoop, Doorbell] = WeakKeyDictionary()
+# Each lives as long as somebody's work is on its way; a bell knows its loop, so that keeping bells would keep loops.
+_bells: WeakValueDictionary[asyncio.AbstractEventLoop, Doorbell] = WeakValueDictionary()
 
 
 def arriving(work: Future[T]) -> asyncio.Future[T]:

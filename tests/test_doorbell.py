@@ -1,7 +1,9 @@
 """Calls from other threads reach an event loop in order, and wake it once for as many as there are."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -91,3 +93,15 @@ def test_the_outcome_of_what_nobody_wants_any_more_is_dropped() -> None:
         assert arrived.cancelled()
 
     asyncio.run(work())
+
+
+def test_a_loop_that_is_over_is_not_kept() -> None:
+    async def work() -> tuple[int, weakref.ref[asyncio.AbstractEventLoop]]:
+        done: Future[int] = Future()
+        waiting = arriving(done)
+        done.set_result(3)
+        return await waiting, weakref.ref(asyncio.get_running_loop())
+
+    result, loop = asyncio.run(work())
+    gc.collect()
+    assert result == 3 and loop() is None

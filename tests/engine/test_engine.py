@@ -18,7 +18,16 @@ from mint.engine.lanes import Lanes, Task
 from mint.engine.native.training import NativeTraining
 from mint.engine.process import make_engine
 from mint.errors import BadRequest, Internal, NotFound
-from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampledSequence, SampleRequest, SamplingParams
+from mint.types import (
+    AdamParams,
+    Datum,
+    LoraConfig,
+    ModelInput,
+    SampledSequence,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+)
 
 PATIENCE = 60.0
 FAST = AdamParams(learning_rate=0.05)
@@ -120,27 +129,38 @@ def test_a_short_task_of_one_adapter_does_not_wait_for_a_long_one_of_another(eng
     created(engine, base, "long", "short")
     runtime(engine).trainer._budget.tokens = 8  # so that the long call is many micro-batches
     finished: list[str] = []
+    all_asked = threading.Event()
+    engine._worker.call_soon(lambda: bool(all_asked.wait(PATIENCE)))
     long = engine.forward_backward("long", [datum(PROMPT * 2)] * 60, "cross_entropy", {})
     long.add_done_callback(lambda _: finished.append("long"))
     short = [engine.forward_backward("short", [datum(PROMPT)], "cross_entropy", {}), engine.optim_step("short", FAST)]
     short[-1].add_done_callback(lambda _: finished.append("short"))
     engine.load_policy("base", base, None).add_done_callback(lambda _: finished.append("policy"))
     engine.sample("base", ask(max_tokens=3)).add_done_callback(lambda _: finished.append("sample"))
+    all_asked.set()
     wait([long, *short], PATIENCE)
     assert finished[-1] == "long" and set(finished) == {"long", "short", "policy", "sample"}
 
 
 def test_training_goes_on_while_samples_run(engine: Engine, base: str) -> None:
+    """The sampler never rests: as soon as a sample ends, another is asked for."""
     created(engine, base, "a")
     runtime(engine).trainer._budget.tokens = 8
     engine.load_policy("base", base, None).result(PATIENCE)
-    finished: list[str] = []
-    sample = engine.sample("base", ask(n=16, max_tokens=50))
-    sample.add_done_callback(lambda _: finished.append("sample"))
+    samples: list[Future[SampleResponse]] = []
+    enough = threading.Event()
+
+    def ask_again(_: Future[SampleResponse] | None = None) -> None:
+        if not enough.is_set():
+            samples.append(engine.sample("base", ask(n=8, max_tokens=20 + len(samples) % 7)))
+            samples[-1].add_done_callback(ask_again)
+
+    ask_again()
+    ask_again()
     training = engine.forward_backward("a", [datum(PROMPT)] * 3, "cross_entropy", {})
-    training.add_done_callback(lambda _: finished.append("training"))
-    wait([sample, training], PATIENCE)
-    assert finished == ["training", "sample"]
+    training.add_done_callback(lambda _: enough.set())
+    training.result(PATIENCE)
+    assert all(len(sample.result(PATIENCE).sequences) == 8 for sample in samples)
 
 
 def test_saved_weights_come_back_in_training_and_as_a_policy(engine: Engine, base: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ PATIENCE = 60.0
 
 
 def eventually(condition: Callable[[], T]) -> T:
-    """What the condition gives once that is true."""
+    """What the condition gives once that is true; patience costs nothing where things go well."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not come to pass"

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import eventually
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 BOTH_DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
@@ -44,10 +45,7 @@ class Postgres:
             preexec_fn=_end_with_parent,
             **_user(),
         )
-        deadline = time.monotonic() + 60
-        while not (self.folder / ".s.PGSQL.5432").exists() or not self._answers():
-            assert self._process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
-            time.sleep(0.02)
+        eventually(self._answers)
 
     def empty_database(self) -> str:
         """The URL of the one there is: a new one takes a thousand files, for each test too many."""
@@ -68,6 +66,9 @@ class Postgres:
     def _answers(self) -> bool:
         import psycopg
 
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        if not (self.folder / ".s.PGSQL.5432").exists():
+            return False
         try:
             self.run("SELECT 1")
         except psycopg.OperationalError:

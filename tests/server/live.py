@@ -18,14 +18,17 @@ from mint.server.connections import bounded
 from mint.server.limits import Limits
 from mint.types import Datum, ModelInput
 from tests.fakes import FakeBackend
+from tests.waiting import PATIENCE
 
-QUICK = {
-    "poll_seconds": 2.0,
-    "gap_seconds": 0.3,
+LIMITS = {
+    "poll_seconds": 45.0,
+    "gap_seconds": 60.0,
+    "load_wait_seconds": 60.0,
     "sweep_seconds": 0.05,
-    "load_wait_seconds": 2.0,
     "keys_seconds": 0.0,
 }
+"""Quick where something is looked after, patient where something is waited for: a test that is about the end of a wait
+says how long it is, and the others do not fail on a machine that is slow."""
 
 
 class Live:
@@ -45,14 +48,19 @@ class Live:
         self.config = ServerConfig(
             models=models, port=port, data=data, api_keys=keys, database=database, checkpoints=checkpoints
         )
-        self.limits = Limits(**(QUICK | limits))
+        self.limits = Limits(**(LIMITS | limits))
         self._start(FakeBackend())
 
     def _start(self, backend: FakeBackend) -> None:
         self.backend = backend
         self.app = app = create_app(self.config, backend, self.limits)
         settings = uvicorn.Config(
-            app, port=0, http=bounded(self.limits), log_level="warning", timeout_graceful_shutdown=1
+            app,
+            port=0,
+            http=bounded(self.limits),
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=int(PATIENCE),
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run)
@@ -62,13 +70,23 @@ class Live:
             time.sleep(0.005)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
         key = self.config.api_keys[0] if self.config.api_keys else "tml-any"
-        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers={"X-API-Key": key}, timeout=30)
+        self.http = self._client(key)
+
+    def _client(self, key: str) -> httpx.Client:
+        """With one connection, for as long as it asks one thing after another."""
+        keep = httpx.Limits(keepalive_expiry=None)
+        return httpx.Client(base_url=f"{self.url}/api/v1", headers={"X-API-Key": key}, timeout=PATIENCE, limits=keep)
 
     def tenant(self, key: str) -> Live:
         """The same server, asked with another key; not to be stopped."""
         other = copy.copy(self)
-        other.http = httpx.Client(base_url=self.http.base_url, headers={"X-API-Key": key}, timeout=30)
+        other.http = self._client(key)
         return other
+
+    def change_limits(self, **limits: Any) -> None:
+        """From now on, for what begins from now on."""
+        for name, value in limits.items():
+            object.__setattr__(self.limits, name, value)
 
     def stop(self) -> None:
         self.backend.let_go()
@@ -85,6 +103,15 @@ class Live:
 
     def connections(self) -> int:
         return len(self._server.server_state.connections)
+
+    def open_requests(self) -> int:
+        """Requests being answered now, but for the one that asks."""
+        page = httpx.get(f"{self.url}/metrics", headers=self.http.headers).text
+        return int(float(page.partition("\nmint_requests_open ")[2].partition("\n")[0])) - 1
+
+    def fall_silent(self, session: str, seconds: float) -> None:
+        """As if nothing had been heard of the session for so long."""
+        self.app.state.server.sessions._live[session].last_seen -= seconds
 
     # Calls ----------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import io
 import json
 import struct
 import tarfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +14,7 @@ import pytest
 
 from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live
+from tests.waiting import eventually
 
 pytestmark = BOTH_DATABASES
 
@@ -113,11 +113,10 @@ def test_an_expired_checkpoint_is_gone_from_listing_loading_and_disk(serve: Call
     live = serve(sweep_seconds=0.05)
     model = live.model()
     path = live.save(model, 1, ttl_seconds=1)
-    live.http.put(f"{address(live.save(model, 2, 'two', ttl_seconds=1))}/ttl", json={"ttl_seconds": None})
-    assert len(checkpoint_files(live)) == 2
-    time.sleep(1.3)
-    assert [c["checkpoint_id"] for c in live.get("/checkpoints")["checkpoints"]] == ["weights/two"]
-    assert len(checkpoint_files(live)) == 1
+    live.http.put(f"{address(live.save(model, 2, 'two', ttl_seconds=7200))}/ttl", json={"ttl_seconds": None})
+    eventually(lambda: len(checkpoint_files(live)) == 1)
+    [kept] = live.get("/checkpoints")["checkpoints"]
+    assert (kept["checkpoint_id"], kept.get("expires_at")) == ("weights/two", None)
     load = {"model_id": model, "seq_id": 3, "path": path, "optimizer": True}
     assert "has expired" in live.refused("/load_weights", load, 404)
     assert live.save(model, 4), "the name is free again"

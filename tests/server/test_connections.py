@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mint.server import bodies
 from tests.server.live import Live
+from tests.waiting import PATIENCE, eventually
 
 Serve = Callable[..., Live]
 POST = b"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
@@ -18,7 +20,10 @@ POST = b"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nContent-Length: 10
 def connected(live: Live, count: int) -> Iterator[list[socket.socket]]:
     port = int(live.url.rpartition(":")[2])
     with contextlib.ExitStack() as open_ones:
-        yield [open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(count)]
+        yield [
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+            for _ in range(count)
+        ]
 
 
 def all_of(connection: socket.socket) -> bytes:
@@ -39,11 +44,13 @@ def serves(live: Live) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"GET /healthz"], ids=len)
-def test_connections_whose_headers_do_not_come_are_ended_while_others_are_served(serve: Serve, sent: bytes) -> None:
-    live = serve(header_seconds=0.5)
+def test_connections_whose_headers_do_not_come_are_ended_while_others_are_served(live: Live, sent: bytes) -> None:
+    serves(live)
+    live.change_limits(header_seconds=0.5)
     with connected(live, 200) as slow:
         for connection in slow:
-            connection.sendall(sent)
+            with contextlib.suppress(ConnectionError):  # ended already
+                connection.sendall(sent)
         serves(live)
         for connection in slow:
             told = all_of(connection)
@@ -65,11 +72,11 @@ def test_headers_that_come_byte_by_byte_are_not_waited_for_either(serve: Serve) 
         assert status_of(told) == 408
 
 
-def test_the_second_request_of_a_connection_is_bounded_like_the_first(serve: Serve) -> None:
-    live = serve(header_seconds=0.4)
+def test_the_second_request_of_a_connection_is_bounded_like_the_first(live: Live) -> None:
     with connected(live, 1) as [connection]:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status_of(connection.recv(4096)) == 200
+        live.change_limits(header_seconds=0.4)
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHo")
         assert status_of(all_of(connection)) == 408
 
@@ -90,25 +97,43 @@ def test_a_body_that_drips_is_too_slow_although_it_never_stops(serve: Serve) -> 
     with connected(live, 1) as [drip]:
         drip.sendall(POST)
         drip.settimeout(0.02)
-        told = b""
-        until = time.monotonic() + 20
-        while not told and time.monotonic() < until:
+
+        def drop() -> bytes:
             with contextlib.suppress(ConnectionError):
                 drip.sendall(b" ")
             with contextlib.suppress(TimeoutError):
-                told = drip.recv(4096)
+                return drip.recv(4096)
+            return b""
+
+        told = eventually(drop)
         assert status_of(told) == 408 and b"bytes a second" in told
 
 
-def test_a_body_slower_than_its_patience_but_not_too_slow_is_read(serve: Serve) -> None:
-    live = serve(body_seconds=0.3, body_rate=100)
+class Clock:
+    """Tells how often it was asked, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.ahead = 0, 0.0
+
+    def monotonic(self) -> float:
+        self.asked += 1
+        return time.monotonic() + self.ahead
+
+
+def test_a_body_slower_than_its_patience_but_not_too_slow_is_read(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = serve(body_seconds=300, body_rate=1)
     body = json.dumps({"tags": ["x" * 800]}).encode()
+    clock = Clock()
+    monkeypatch.setattr(bodies, "time", clock)
     with connected(live, 1) as [slow]:
         slow.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
-        for at in range(0, len(body), 100):
-            slow.sendall(body[at : at + 100])
-            time.sleep(0.06)
+        for piece, at in enumerate(range(0, len(body), 300), 1):
+            eventually(lambda piece=piece: clock.asked == 1 + piece)  # when it began, and at each wait
+            clock.ahead = 200.0 * piece  # beyond its patience soon; each piece gives it 300 more
+            slow.sendall(body[at : at + 300])
         assert status_of(slow.recv(4096)) == 200
 
 
@@ -120,8 +145,7 @@ def test_a_client_that_does_not_read_its_answer_is_let_go_of(serve: Serve) -> No
         for connection in deaf:
             connection.sendall(ask)
         serves(live)
-        while live.connections() > 1:  # ours
-            time.sleep(0.02)
+        eventually(lambda: live.connections() <= 1)  # ours
     serves(live)
 
 
@@ -129,14 +153,12 @@ def test_there_are_only_so_many_connections_and_those_that_are_there_are_served(
     live = serve(connections=20, header_seconds=30)
     serves(live)  # ours is one of them now
     with connected(live, 19):
-        while live.connections() < 20:
-            time.sleep(0.01)
+        eventually(lambda: live.connections() >= 20)
         with connected(live, 1) as [late]:
             told = all_of(late)
             assert status_of(told) == 503 and b"retry-after" in told
         serves(live)
-    while live.connections() > 1:
-        time.sleep(0.01)
+    eventually(lambda: live.connections() <= 1)
     with connected(live, 1) as [early]:
         early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert status_of(all_of(early)) == 200

@@ -10,6 +10,7 @@ from sqlalchemy import insert
 from mint.server.checkpoints import Checkpoints
 from mint.server.store import CheckpointRow, Store
 from tests.server.live import Live
+from tests.waiting import PATIENCE
 
 
 def test_a_page_of_many_is_found_from_the_newest_on(live: Live) -> None:
@@ -39,15 +40,15 @@ def test_others_are_served_while_a_long_list_is_made(
 
     def wait_for_the_other(self: Checkpoints, *args: Any) -> Any:
         begun.set()
-        assert served.wait(20), "somebody else was not served"
+        assert served.wait(PATIENCE), "somebody else was not served"
         return whole(self, *args)
 
     monkeypatch.setattr(Checkpoints, slow, wait_for_the_other)
     told: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: told.append(httpx.get(live.url + path.format(model), timeout=30)))
+    asking = threading.Thread(target=lambda: told.append(httpx.get(live.url + path.format(model), timeout=PATIENCE)))
     asking.start()
-    assert begun.wait(20)
-    assert live.http.get("/healthz", timeout=10).status_code == 200
+    assert begun.wait(PATIENCE)
+    assert live.http.get("/healthz").status_code == 200
     served.set()
     asking.join()
     assert saved in told[0].text

@@ -3,7 +3,6 @@
 import gzip
 import json
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import zstandard
 from mint import wire
 from mint.types import Datum, ModelInput
 from tests.server.live import Live, datum_json, sample_body, train_body
+from tests.waiting import PATIENCE, eventually
 
 Serve = Callable[..., Live]
 
@@ -163,7 +163,7 @@ def test_headers_that_are_not_what_they_should_be(live: Live) -> None:
 def raw(live: Live, data: bytes, more: bytes | None = None) -> bytes:
     """What comes back on a bare socket."""
     port = int(live.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(data)
         if more is not None:
             connection.sendall(more)
@@ -213,10 +213,7 @@ def test_clients_that_hang_up_in_the_middle_leave_nothing_behind(live: Live) -> 
                 b"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"[: 40 + 3 * n]
             )
     good(live)
-    page = live.http.get(f"{live.url}/metrics").text
-    while "mint_requests_open 1.0" not in page:  # ours alone
-        time.sleep(0.02)
-        page = live.http.get(f"{live.url}/metrics").text
+    eventually(lambda: live.open_requests() == 0)
 
 
 def test_protobuf_that_means_something_else(live: Live) -> None:

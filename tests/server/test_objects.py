@@ -20,6 +20,7 @@ from mint.server.state import open_store
 from mint.server.storage import FolderStorage, open_storage
 from tests.server.live import Live
 from tests.server.test_checkpoints import address
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +200,7 @@ def test_everything_about_checkpoints_works_over_the_wire(url: str, serve: Calla
     assert [c["tinker_path"] for c in live.get("/checkpoints")["checkpoints"]] == [copied]
     live.fetch(live.post("/load_weights", {"model_id": model, "seq_id": 5, "path": copied, "optimizer": True}))
     live.http.put(f"{address(copied)}/ttl", json={"ttl_seconds": 1}).raise_for_status()
-    deadline = time.monotonic() + 20
-    while names(url) != ["storage-id"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert names(url) == ["storage-id"], "deleted and expired ones are gone from the store"
+    eventually(lambda: names(url) == ["storage-id"])  # deleted and expired ones are gone from the store
 
 
 def test_a_save_that_cannot_be_uploaded_fails_and_frees_its_name(

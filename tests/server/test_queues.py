@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mint.errors import Busy, Lost
 from mint.server.limits import Limits
 from mint.server.queues import Load, Queues
 from tests.server.live import Live, sample_body, train_body
+from tests.waiting import eventually
 
 Serve = Callable[..., Live]
 PLENTY = 1 << 40
@@ -74,7 +74,7 @@ def test_short_of_memory_nothing_new_is_taken_in_and_those_who_wait_are_told() -
 
 
 def test_a_full_queue_is_a_429_with_state_and_retry_after_and_training_stays_in_order(serve: Serve) -> None:
-    live = serve(model_requests=2, gap_seconds=0.05)
+    live = serve(model_requests=2)
     model = live.model()
     live.backend.hold()
     first, second = live.train(model, 1), live.step(model, 2)
@@ -148,13 +148,10 @@ def test_a_dead_session_leaves_nothing_in_memory_and_no_file(serve: Serve) -> No
     live.backend.forget_held()
     live.backend._held = None
     live._server.servers[0].get_loop().call_soon_threadsafe(end)
-    deadline = time.monotonic() + 20
-    while (list(home.glob("models/*")) or list(home.glob("snapshots/*"))) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not list(home.glob("models/*")) and not list(home.glob("snapshots/*"))
-    assert not live.backend.adapters and snapshot not in live.backend.policies
-    assert server.queues.depths() == {"requests": 0, "samples": 0, "bytes": 0, "models": 0}
-    assert not server.futures._logs and not server.samplers._live
+    eventually(lambda: not list(home.glob("models/*")) and not list(home.glob("snapshots/*")))
+    eventually(lambda: not live.backend.adapters and snapshot not in live.backend.policies)
+    eventually(lambda: server.queues.depths() == {"requests": 0, "samples": 0, "bytes": 0, "models": 0})
+    eventually(lambda: not server.futures._logs and not server.samplers._live)
     assert live.post("/retrieve_future", {"request_id": waiting["request_id"]}, ok=False).status_code == 410
 
 
@@ -167,12 +164,9 @@ def test_snapshots_an_earlier_server_left_go_when_their_session_does_not_come_ba
     live.fetch(live.post("/unload_model", {"model_id": model}))
     folder = live._server.config.app.state.server.home.snapshots
     assert list(folder.iterdir())
-    live.limits = Limits(**{**live.limits.__dict__, "session_idle_seconds": 0.05})
+    live.change_limits(session_idle_seconds=0.05)
     live.restart()
-    deadline = time.monotonic() + 20
-    while list(folder.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not list(folder.iterdir())
+    eventually(lambda: not list(folder.iterdir()))
     live.stop()
 
 
@@ -225,8 +219,5 @@ def test_a_snapshot_nobody_samples_leaves_memory_and_comes_back_on_use(serve: Se
     body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
     snapshot = live.fetch(live.post("/save_weights_for_sampler", body))["sampling_session_id"]
     server = live._server.config.app.state.server
-    deadline = time.monotonic() + 20
-    while (snapshot in live.backend.policies or snapshot in server.samplers._live) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert snapshot not in live.backend.policies and snapshot not in server.samplers._live
+    eventually(lambda: snapshot not in live.backend.policies and snapshot not in server.samplers._live)
     assert live.fetch(live.sample(snapshot, 0))["sequences"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from mint.server.quotas import Bucket, Limited, Line
 from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, sample_body, train_body
 from tests.server.tenants import Keychain, audit_lines
+from tests.waiting import eventually
 
 
 class Clock:
@@ -209,8 +209,9 @@ def test_our_client_waits_and_the_order_of_its_requests_is_kept(live: Live) -> N
     with mint.ServiceClient(live.url, key) as service:
         trainer = service.create_lora_training_client("mint/tiny")
         live.backend.hold()
-        threading.Timer(0.5, live.backend.let_go).start()
         futures = [trainer.optim_step(types.AdamParams(learning_rate=n + 1.0)) for n in range(12)]
+        eventually(lambda: audit_lines(live, "refused"))
+        live.backend.let_go()
         assert [future.result().metrics["step"] for future in futures] == list(range(1, 13))
     rates = [call[2].learning_rate for call in live.backend.calls if call[0] == "optim_step"]
     assert rates == [n + 1.0 for n in range(12)]

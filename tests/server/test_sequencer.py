@@ -4,6 +4,7 @@ from itertools import permutations
 
 from mint.server.intervals import Intervals
 from mint.server.sequencer import Sequencer
+from tests import hourglass
 
 GAP = 0.05
 
@@ -22,7 +23,7 @@ def order_of(script: Callable[[Sequencer, Callable[[int | None], None]], None], 
         await asyncio.sleep(wait)
         return done
 
-    return asyncio.run(run())
+    return hourglass.run(run())
 
 
 def test_any_order_of_arrival_is_handed_on_in_order_at_once() -> None:
@@ -49,7 +50,7 @@ def test_a_steady_stream_does_not_put_off_the_end_of_the_wait() -> None:
             await asyncio.sleep(GAP / 2)
         return done
 
-    assert asyncio.run(run())[:3] == [2, 3, 4]
+    assert hourglass.run(run())[:3] == [2, 3, 4]
 
 
 def test_a_refused_number_is_not_waited_for() -> None:
@@ -91,7 +92,7 @@ def test_a_sequencer_continues_another_from_its_next_number_and_what_it_handled(
             second.submit(number, lambda number=number: done.append(number))
         return done, seen
 
-    assert asyncio.run(run()) == ([4, 2], [True, False, True, False])
+    assert hourglass.run(run()) == ([4, 2], [True, False, True, False])
 
 
 def test_a_jump_by_billions_costs_nothing() -> None:

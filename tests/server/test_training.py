@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zstandard
@@ -13,6 +12,7 @@ from mint.errors import BadRequest, Internal
 from mint.server.bodies import LARGE
 from mint.types import AdamParams, TensorData
 from tests.server.live import Live, datum, datum_json, train_body
+from tests.waiting import eventually
 
 
 def trained(live: Live) -> list[int]:
@@ -95,16 +95,17 @@ def test_the_first_chunk_may_come_last(live: Live) -> None:
     assert live.backend.names()[-1] == "optim_step"
 
 
-def test_a_gap_is_waited_out_and_the_next_request_still_runs(live: Live) -> None:
-    model = live.model()
-    waiting = live.train(model, 2, batch(2))
-    assert trained(live) == []
-    live.fetch(waiting)
+def test_a_gap_is_waited_out_and_the_next_request_still_runs(serve) -> None:
+    patient = serve()
+    patient.train(patient.model(), 2, batch(2))
+    assert trained(patient) == []
+    live = serve(gap_seconds=0.05)
+    live.fetch(live.train(live.model(), 2, batch(2)))
     assert trained(live) == [2]
 
 
 def test_a_refused_post_uses_up_its_number(serve) -> None:
-    live = serve(gap_seconds=60.0)
+    live = serve()
     model = live.model()
     live.refused("/forward_backward", train_body(model, 1, [datum_json([1, 2, 3], weights=[1.0])]))
     live.refused("/forward_backward", train_body(model, 2, [{"model_input": {"chunks": []}, "nonsense": 1}]))
@@ -132,8 +133,10 @@ def test_a_number_whose_result_was_forgotten_does_not_run_twice(serve) -> None:
     live = serve(delivered_seconds=0.0)
     model = live.model()
     live.fetch(live.train(model, 1))
-    time.sleep(0.2)
-    assert "no longer kept" in live.refused("/forward_backward", train_body(model, 1))
+    answer = eventually(
+        lambda: (told := live.post("/forward_backward", train_body(model, 1), ok=False)).is_error and told
+    )
+    assert answer.status_code == 400 and "no longer kept" in answer.json()["detail"]
     assert live.backend.names().count("forward_backward") == 1
 
 
@@ -244,8 +247,11 @@ def test_a_poll_is_held_until_the_result_comes(live: Live) -> None:
     model = live.model()
     live.backend.hold()
     pending = live.train(model, 1)
-    threading.Timer(0.2, live.backend.let_go).start()
-    assert live.fetch(pending)["metrics"] == {"loss:sum": 0.05}
+    with ThreadPoolExecutor(1) as pool:
+        polled = pool.submit(live.fetch, pending)
+        eventually(lambda: live.open_requests() == 1)
+        live.backend.let_go()
+        assert polled.result()["metrics"] == {"loss:sum": 0.05}
 
 
 def test_a_poll_that_lasts_too_long_is_answered_408_and_the_next_one_succeeds(serve) -> None:

@@ -15,6 +15,7 @@ from mint.server.usage import HOUR, Counter, Used, report
 from tests.server.databases import BOTH_DATABASES
 from tests.server.live import Live, datum_json
 from tests.server.tenants import Keychain
+from tests.waiting import eventually
 
 Serve = Callable[..., Live]
 
@@ -95,12 +96,8 @@ def test_a_snapshot_is_known_by_its_run_after_a_restart(serve: Serve) -> None:
 
 def test_what_is_counted_is_in_the_database_after_the_next_sweep_without_a_clean_end(live: Live) -> None:
     live.fetch(live.sample(live.sampler(), 1))
-    deadline = time.monotonic() + 10
-    counted = None
-    while counted != (3,) and time.monotonic() < deadline:
-        with sqlite3.connect(live.config.data / "mint.db") as database:
-            counted = database.execute("select sampled_tokens from usage").fetchone()
-    assert counted == (3,)
+    with sqlite3.connect(live.config.data / "mint.db") as database:
+        eventually(lambda: database.execute("select sampled_tokens from usage").fetchone() == (3,))
 
 
 # The counter ----------------------------------------------------------------------------------------------------------

@@ -66,9 +66,8 @@ def test_a_silent_engine_is_not_ready_and_the_page_does_not_hang(serve: Serve, m
     monkeypatch.setattr("mint.server.metrics.ENGINE_SECONDS", 0.0)
     live = serve(sweep_seconds=3600)
     live.backend.fail["stats"] = Interrupted("gone")
-    answer = httpx.get(f"{live.url}/readyz")
-    while answer.status_code == 200:  # what it told last counts for a moment
-        answer = httpx.get(f"{live.url}/readyz")
+    # What it told last counts for a moment.
+    answer = eventually(lambda: (told := httpx.get(f"{live.url}/readyz")).is_error and told)
     assert "the engine does not answer" in answer.json()["reason"]
 
 
@@ -80,11 +79,13 @@ def test_every_answer_has_a_request_id_and_errors_repeat_it(live: Live) -> None:
 
 
 def test_log_lines_are_json_with_id_key_route_status_and_time(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[dict]:
+        return [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == "mint.access"]
+
     with caplog.at_level(logging.INFO, "mint.access"):
-        live.http.get("/sessions/none", headers={"X-Request-Id": "mine-2"})
         live.http.get("/healthz")
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == "mint.access"]
-    (line,) = [line for line in lines if line["request_id"] == "mine-2"]
+        live.http.get("/sessions/none", headers={"X-Request-Id": "mine-2"})
+        (line,) = eventually(lambda: [line for line in logged() if line["request_id"] == "mine-2"])
     assert line | {"time": "", "ms": 0} == {
         "time": "",
         "level": "info",
@@ -98,7 +99,7 @@ def test_log_lines_are_json_with_id_key_route_status_and_time(live: Live, caplog
         "status": 404,
         "ms": 0,
     }
-    assert not any(line["path"] == "/api/v1/healthz" for line in lines)
+    assert not any(line["path"] == "/api/v1/healthz" for line in logged())
 
 
 def test_mint_top_shows_the_figures_once_and_as_json(live: Live) -> None:

@@ -5,6 +5,7 @@ Its model is a table of next-token logits (a bigram model), so losses and gradie
 
 import asyncio
 import json
+import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +49,9 @@ class Stub:
         self.results: dict[str, Answer] = {}
         self.logits = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
         self.gradient = np.zeros_like(self.logits)
-        self.hold = 0.0
-        """Seconds before the first poll of a result is answered."""
+        self.let_go = threading.Event()
+        """While it is not set, polls for results are kept waiting."""
+        self.let_go.set()
         self.polls_open = self.most_polls_open = 0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -118,7 +120,8 @@ class Stub:
     async def retrieve(self, request_id: str) -> Answer:
         self.polls_open += 1
         self.most_polls_open = max(self.most_polls_open, self.polls_open)
-        await asyncio.sleep(self.hold)
+        while not self.let_go.is_set():
+            await asyncio.sleep(0.002)
         self.polls_open -= 1
         return self.results[request_id]
 

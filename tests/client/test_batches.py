@@ -1,8 +1,8 @@
 """Samples asked for together: few requests, each result its own, and nothing lost when a batch goes wrong."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 
 import mint
 from mint import types, wire
+from mint.client.futures import start
 from mint.client.transport import Transport
 from tests.server.live import Live, sample_body
+from tests.waiting import PATIENCE, eventually
 
 COUNT = 40
 
@@ -38,13 +40,21 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ask(sampler: mint.SamplingClient, count: int = COUNT) -> list[mint.APIFuture[types.SampleResponse]]:
-    """Each for one token more than the one before, by which its answer is known."""
+    """Each for one token more than the one before, by which its answer is known; none is sent before all are asked."""
     prompt = types.ModelInput.from_ints([1, 2, 3])
-    return [sampler.sample(prompt, 1, types.SamplingParams(max_tokens=n + 1)) for n in range(count)]
+    all_asked = threading.Event()
+
+    async def wait() -> None:
+        all_asked.wait(PATIENCE)
+
+    start(wait())
+    asked = [sampler.sample(prompt, 1, types.SamplingParams(max_tokens=n + 1)) for n in range(count)]
+    all_asked.set()
+    return asked
 
 
 def lengths(futures: list[mint.APIFuture[types.SampleResponse]]) -> list[int]:
-    return [len(future.result(20).sequences[0].tokens) for future in futures]
+    return [len(future.result(PATIENCE).sequences[0].tokens) for future in futures]
 
 
 def test_many_samples_are_few_requests_and_every_answer_its_own(sampler: mint.SamplingClient, sent: list[str]) -> None:
@@ -58,11 +68,11 @@ def test_many_samples_are_few_requests_and_every_answer_its_own(sampler: mint.Sa
 def test_results_come_as_they_are_done(live: Live, sampler: mint.SamplingClient) -> None:
     live.backend.hold()
     futures = ask(sampler)
-    _until(lambda: live.backend.names().count("sample") == COUNT)
+    eventually(lambda: live.backend.names().count("sample") == COUNT)
     held = live.backend._held
     assert held is not None
     held.pop(COUNT // 2)()
-    _until(lambda: sum(future.done() for future in futures) == 1)
+    eventually(lambda: sum(future.done() for future in futures) == 1)
     live.backend.let_go()
     assert lengths(futures) == list(range(1, COUNT + 1))
 
@@ -73,7 +83,7 @@ def test_a_refused_sample_fails_alone_and_at_once_and_says_why(live: Live, sampl
     bad = sampler.sample(types.ModelInput.from_ints([99_999]), 1, types.SamplingParams(max_tokens=1))
     more = ask(sampler, 5)
     with pytest.raises(mint.BadRequest, match="99999"):
-        bad.result(20)
+        bad.result(PATIENCE)
     assert not any(future.done() for future in good + more)
     live.backend.let_go()
     assert lengths(good) == lengths(more) == [1, 2, 3, 4, 5]
@@ -84,9 +94,9 @@ def test_a_sample_given_up_in_a_batch_is_cancelled_and_the_others_come(
 ) -> None:
     live.backend.hold()
     futures = ask(sampler, 8)
-    _until(lambda: live.backend.names().count("sample") == 8)
+    eventually(lambda: live.backend.names().count("sample") == 8)
     assert futures[3].cancel()
-    _until(lambda: live.backend.cancelled("sample") == 1)
+    eventually(lambda: live.backend.cancelled("sample") == 1)
     live.backend.let_go()
     assert lengths(futures[:3] + futures[4:]) == [1, 2, 3, 5, 6, 7, 8]
 
@@ -98,14 +108,11 @@ def test_what_takes_longer_than_the_answer_is_held_is_polled_for(tmp_path: Path,
         live.backend.words = list(range(20, 40))
         live.backend.hold()
         futures = ask(sampler, 8)
-        deadline = time.monotonic() + 20
-        while sent.count("retrieve_future") < 8 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: sent.count("retrieve_future") >= 8)
         live.backend.let_go()
         assert lengths(futures) == list(range(1, 9))
         assert all(future.result().sequences[0].sequence_id for future in futures)
     live.stop()
-    assert sent.count("retrieve_future") >= 8
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -135,10 +142,3 @@ def test_other_clients_hear_nothing_of_batches_and_garbage_is_refused(live: Live
     answer = live.http.post("/mint/samples", content=wire.framed([b"{", json.dumps(body).encode()]), headers=headers)
     refused, result = wire.read_frames(answer.content)
     assert refused == b"0 - -\n" and result.startswith(b"1 sample-") and b'"sequences"' in result
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert condition()

@@ -6,26 +6,41 @@ import logging
 import os
 import signal
 import threading
-import time
+from collections.abc import Iterator
 
 import pytest
 
 from mint.client.futures import APIFuture, start
+from tests.waiting import PATIENCE, eventually
 
 
-async def _value(value: int, after: float = 0.0) -> int:
-    await asyncio.sleep(after)
+async def _value(value: int) -> int:
     return value
+
+
+async def _after(gate: concurrent.futures.Future[None], value: int) -> int:
+    await asyncio.shield(asyncio.wrap_future(gate))
+    return value
+
+
+@pytest.fixture
+def gate() -> Iterator[concurrent.futures.Future[None]]:
+    """What is behind it goes on when it has a result, at the end of the test at the latest."""
+    made: concurrent.futures.Future[None] = concurrent.futures.Future()
+    yield made
+    if not made.done():
+        made.set_result(None)
 
 
 async def _failure() -> int:
     raise ValueError("at fault") from KeyError("cause")
 
 
-def test_result_blocks_until_the_value_is_there() -> None:
-    future = start(_value(3, after=0.02))
+def test_result_blocks_until_the_value_is_there(gate: concurrent.futures.Future[None]) -> None:
+    future = start(_after(gate, 3))
     assert not future.done()
-    assert future.result(timeout=5) == 3
+    threading.Timer(0.02, gate.set_result, (None,)).start()
+    assert future.result(timeout=PATIENCE) == 3
     assert future.done()
     assert future.exception() is None
 
@@ -33,7 +48,11 @@ def test_result_blocks_until_the_value_is_there() -> None:
 def test_it_can_be_awaited_from_any_loop_and_more_than_once() -> None:
     async def use() -> list[int]:
         future = start(_value(3))
-        return [await future, await future.result_async(timeout=5), *await asyncio.gather(start(_value(4)), future)]
+        return [
+            await future,
+            await future.result_async(timeout=PATIENCE),
+            *await asyncio.gather(start(_value(4)), future),
+        ]
 
     assert asyncio.run(use()) == [3, 3, 4, 3]
 
@@ -52,21 +71,22 @@ def test_a_failure_is_raised_each_time_with_its_cause() -> None:
         asyncio.run(use())
 
 
-def test_running_out_of_time_leaves_the_call_going() -> None:
-    future = start(_value(3, after=0.1))
+def test_running_out_of_time_leaves_the_call_going(gate: concurrent.futures.Future[None]) -> None:
+    future = start(_after(gate, 3))
     with pytest.raises(TimeoutError):
         future.result(timeout=0.001)
 
     async def use() -> int:
         with pytest.raises(TimeoutError):
             await future.result_async(timeout=0.001)
+        gate.set_result(None)
         return await future
 
     assert asyncio.run(use()) == 3
 
 
 def test_the_standard_library_takes_it_for_a_future() -> None:
-    futures = [start(_value(n, after=0.01 * (3 - n))) for n in range(3)]
+    futures = [start(_value(n)) for n in range(3)]
     assert {f.result() for f in concurrent.futures.as_completed(futures)} == {0, 1, 2}
     assert futures[0].future() is futures[0]
 
@@ -82,21 +102,23 @@ def test_calls_begin_in_the_order_they_are_made() -> None:
     assert begun == list(range(50))
 
 
-def test_only_cancellable_calls_are_cancelled() -> None:
-    kept, given_up = start(_value(3, after=0.05)), start(_value(4, after=60), cancellable=True)
+def test_only_cancellable_calls_are_cancelled(gate: concurrent.futures.Future[None]) -> None:
+    kept, given_up = start(_after(gate, 3)), start(_after(gate, 4), cancellable=True)
     assert not kept.cancel()
     assert given_up.cancel()
+    gate.set_result(None)
     assert kept.result() == 3
     with pytest.raises(concurrent.futures.CancelledError):
         given_up.result()
 
 
 def test_cancelling_reaches_the_work_itself() -> None:
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
+        begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
             ended.set()
 
@@ -106,18 +128,17 @@ def test_cancelling_reaches_the_work_itself() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0.05)
 
+    assert begun.wait(PATIENCE)
     asyncio.run(give_up())
-    assert ended.wait(5)
+    assert ended.wait(PATIENCE)
 
 
-def test_ctrl_c_interrupts_a_wait() -> None:
-    future = start(_value(3, after=60), cancellable=True)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    before = time.monotonic()
+def test_ctrl_c_interrupts_a_wait(gate: concurrent.futures.Future[None]) -> None:
+    future = start(_after(gate, 3))
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         future.result()
-    assert time.monotonic() - before < 30
-    future.cancel()
+    assert not future.done()
 
 
 def test_a_failure_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,31 +146,33 @@ def test_a_failure_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) -
     with pytest.raises(ValueError, match="at fault"):
         asked.result()
     dropped: APIFuture[int] | None = start(_failure())
-    while dropped is not None and not dropped.done():
-        time.sleep(0.001)
+    concurrent.futures.wait([dropped])
+
+    def logged() -> list[str]:
+        start(_value(1)).result()  # lets the loop drop its own references
+        return [record.getMessage() for record in caplog.records if "at fault" in record.getMessage()]
+
     with caplog.at_level(logging.ERROR, "mint"):
         del asked
         dropped = None
-        deadline = time.monotonic() + 5
-        while not caplog.records and time.monotonic() < deadline:
-            start(_value(1)).result()  # lets the loop drop its own references
-    assert [record.getMessage() for record in caplog.records] == [
-        "a call failed and nobody asked for its result: ValueError: at fault"
-    ]
+        assert eventually(logged) == ["a call failed and nobody asked for its result: ValueError: at fault"]
 
 
-def test_blocking_in_a_callback_is_refused_not_hung_on() -> None:
+def test_blocking_in_a_callback_is_refused_not_hung_on(gate: concurrent.futures.Future[None]) -> None:
     refused: list[BaseException] = []
-    slow = start(_value(1, after=0.2))
+    listened: concurrent.futures.Future[None] = concurrent.futures.Future()
+    slow, quick = start(_after(gate, 1)), start(_after(listened, 2))
 
     def block(_: object) -> None:
         try:
             slow.result()
         except RuntimeError as error:
             refused.append(error)
+        gate.set_result(None)
 
-    start(_value(2, after=0.02)).add_done_callback(block)
-    assert slow.result() == 1
+    quick.add_done_callback(block)
+    listened.set_result(None)
+    assert slow.result(PATIENCE) == 1
     assert "callback" in str(refused[0])
 
 

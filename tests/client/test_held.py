@@ -1,17 +1,18 @@
 """Results as the rest of the first answer: one request a training call, in order, and by polls where that fails."""
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mint
 from mint import types, wire
 from mint.client import polling
+from mint.client.transport import Transport
 from tests.client.stub import Answer, Stub
 from tests.server.live import Live, train_body
+from tests.waiting import PATIENCE, eventually
 
 DATA = [types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]})]
 ADAM = types.AdamParams(learning_rate=1e-3)
@@ -48,22 +49,32 @@ def test_every_training_call_ends_without_a_poll(
 def test_a_call_is_sent_on_while_the_one_before_it_is_held(live: Live, training: mint.TrainingClient) -> None:
     live.backend.hold()
     calls = [training.forward_backward(DATA, "cross_entropy"), training.optim_step(ADAM)]
-    deadline = time.monotonic() + 20
-    while live.backend.names()[-2:] != ["forward_backward", "optim_step"] and time.monotonic() < deadline:
-        time.sleep(0.005)
+    eventually(lambda: live.backend.names()[-2:] == ["forward_backward", "optim_step"])
     assert not any(call.done() for call in calls)
     live.backend.let_go()
-    assert [type(call.result(20)).__name__ for call in calls] == ["ForwardBackwardOutput", "OptimStepResponse"]
+    assert [type(call.result(PATIENCE)).__name__ for call in calls] == ["ForwardBackwardOutput", "OptimStepResponse"]
 
 
-def test_a_result_that_takes_longer_than_a_held_answer_is_polled_for(tmp_path: Path) -> None:
+def test_a_result_that_takes_longer_than_a_held_answer_is_polled_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = Live(tmp_path / "data", keys=("k",), poll_seconds=0.02)
+    polls: list[object] = []
+    poll = Transport.poll
+
+    async def noted(self: Transport, *asked: Any) -> Any:
+        polls.append(asked)
+        return await poll(self, *asked)
+
+    monkeypatch.setattr(Transport, "poll", noted)
     with mint.ServiceClient(live.url, "k") as service:
         training = service.create_lora_training_client("mint/tiny")
         live.backend.hold()
+        before = len(polls)
         step = training.optim_step(ADAM)
-        threading.Timer(0.2, live.backend.let_go).start()
-        assert step.result(20).metrics == {"step": 1.0}
+        eventually(lambda: len(polls) >= before + 2)
+        live.backend.let_go()
+        assert step.result(PATIENCE).metrics == {"step": 1.0}
     live.stop()
 
 

@@ -5,7 +5,6 @@ import concurrent.futures
 import multiprocessing
 import os
 import pickle
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from mint import types
 from mint.client import sampling
 from tests.client.serving import serving
 from tests.client.stub import VOCABULARY, Answer, Stub
+from tests.waiting import PATIENCE, eventually
 
 PARAMS = types.SamplingParams(max_tokens=4)
 
@@ -54,7 +54,7 @@ def test_compute_logprobs_scores_the_prompt(stub: Stub, sampler: mint.SamplingCl
 
 def test_a_thousand_samples_at_once(stub: Stub, sampler: mint.SamplingClient, prompt: types.ModelInput) -> None:
     futures = [sampler.sample(prompt, 1, PARAMS) for _ in range(1000)]
-    tokens = [f.result(timeout=60).sequences[0].tokens[0] for f in futures]
+    tokens = [f.result(timeout=PATIENCE).sequences[0].tokens[0] for f in futures]
     assert sorted(said["seq_id"] for said in stub.said("asample")) == list(range(1000))
     assert sorted(tokens) == sorted(n % VOCABULARY for n in range(1000))
     assert stub.most_polls_open <= 256
@@ -70,10 +70,16 @@ def test_t11_the_same_prompt_many_times_at_once_is_no_error(
 
 
 def test_in_flight_samples_keep_to_the_servers_limit(stub: Stub, prompt: types.ModelInput) -> None:
-    stub.settings, stub.hold = {"sample_max_concurrent_requests": 3}, 0.02
+    stub.settings = {"sample_max_concurrent_requests": 3}
     with serving(stub) as url, mint.ServiceClient(url) as service:
         sampler = service.create_sampling_client(base_model="base")
-        for future in [sampler.sample(prompt, 1, PARAMS) for _ in range(12)]:
+        stub.let_go.clear()
+        futures = [sampler.sample(prompt, 1, PARAMS) for _ in range(12)]
+        eventually(lambda: stub.polls_open >= 3)
+        service.create_sampling_client(base_model="base")  # whatever was sent before it has arrived
+        assert len(stub.said("asample")) == stub.polls_open == 3
+        stub.let_go.set()
+        for future in futures:
             future.result()
     assert stub.most_polls_open == 3
 
@@ -111,7 +117,7 @@ def test_a_server_that_drops_what_was_asked_for_is_found_out(
 
 def test_backpressure_is_waited_out(stub: Stub, sampler: mint.SamplingClient, prompt: types.ModelInput) -> None:
     stub.faults["asample"].extend(Answer({"detail": "full"}, 429, {"retry-after-ms": "10"}) for _ in range(3))
-    assert sampler.sample(prompt, 1, PARAMS).result(timeout=20).sequences
+    assert sampler.sample(prompt, 1, PARAMS).result(timeout=PATIENCE).sequences
     said = [r for r in stub.received if r.path == "asample"]
     assert [r.json["seq_id"] for r in said] == [0, 0, 0, 0]
     assert {r.headers["x-tinker-sampling-backpressure"] for r in said} == {"1"}
@@ -137,17 +143,14 @@ def test_a_sample_that_is_lost_again_and_again_fails(
 def test_giving_up_a_sample_tells_the_server(
     stub: Stub, sampler: mint.SamplingClient, prompt: types.ModelInput
 ) -> None:
-    stub.hold = 30
+    stub.let_go.clear()
     future = sampler.sample(prompt, 1, PARAMS)
-    while not stub.polls_open:
-        time.sleep(0.005)
+    eventually(lambda: stub.polls_open)
     assert future.cancel()
     with pytest.raises(concurrent.futures.CancelledError):
         future.result()
-    deadline = time.monotonic() + 5
-    while not stub.said("cancel_future") and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert stub.said("cancel_future") == [{"request_id": list(stub.results)[-1]}]
+    assert eventually(lambda: stub.said("cancel_future")) == [{"request_id": list(stub.results)[-1]}]
+    stub.let_go.set()
 
 
 def test_exactly_one_of_path_and_model(service: mint.ServiceClient) -> None:
@@ -187,7 +190,7 @@ def test_a_copy_asks_the_server_for_its_number_where_that_is_wanted(stub: Stub, 
 
 
 def _sample_elsewhere(client: mint.SamplingClient) -> list[int]:
-    return client.sample(types.ModelInput.from_ints([1]), 1, PARAMS).result(timeout=30).sequences[0].tokens
+    return client.sample(types.ModelInput.from_ints([1]), 1, PARAMS).result(timeout=PATIENCE).sequences[0].tokens
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -196,7 +199,7 @@ def test_other_processes_sample_too(
 ) -> None:
     sampler.sample(prompt, 1, PARAMS).result()
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
-        assert pool.submit(_sample_elsewhere, sampler).result(timeout=60)
+        assert pool.submit(_sample_elsewhere, sampler).result(timeout=PATIENCE)
     first, second = (said["seq_id"] for said in stub.said("asample"))
     assert first == 0
     assert second >= 10**9

@@ -1,13 +1,15 @@
 """Faults between client and server: each is waited out or told in one clear sentence, never hung upon."""
 
+import asyncio
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +18,12 @@ from mint import types
 from mint.client import transport
 from mint.client.auth import expiry
 from mint.client.futures import start
+from mint.client.http import Response
 from mint.client.transport import Transport
-from tests.client.serving import serving
+from tests import hourglass
+from tests.client.serving import kept_port, serving
 from tests.client.stub import Answer, Stub
+from tests.waiting import PATIENCE, eventually
 
 
 def test_a_wrong_key_is_one_clear_error_and_no_retry(stub: Stub) -> None:
@@ -30,14 +35,11 @@ def test_a_wrong_key_is_one_clear_error_and_no_retry(stub: Stub) -> None:
 
 
 def test_an_address_where_nobody_listens_is_told_soon() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    service = mint.ServiceClient(url)  # no error yet: nothing was asked
-    begun = time.monotonic()
-    with pytest.raises(mint.ConnectionFailed, match=f"no connection to {url}.*mint serve") as raised:
-        service.get_server_capabilities()
-    assert time.monotonic() - begun < 20
+    with kept_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        service = mint.ServiceClient(url)  # no error yet: nothing was asked
+        with pytest.raises(mint.ConnectionFailed, match=f"no connection to {url}.*mint serve") as raised:
+            service.get_server_capabilities()  # later calls go on trying for longer than a test may take
     assert raised.value.__cause__ is not None
 
 
@@ -50,9 +52,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_a_base_url_with_a_path_keeps_it(stub: Stub) -> None:
     with serving(stub) as url:
         mint.RestClient(f"{url}/behind/a/proxy/").list_sessions()
-        deadline = time.monotonic() + 5
-        while not stub.received and time.monotonic() < deadline:
-            time.sleep(0.005)
+        eventually(lambda: stub.received)
     assert stub.received[0].path == "/behind/a/proxy/api/v1/client/config"
 
 
@@ -92,16 +92,24 @@ def test_each_status_is_one_error_with_the_servers_words(stub: Stub, status: int
     assert stub.paths().count("create_session") == 1
 
 
-def test_patience_ends(stub: Stub) -> None:
-    stub.faults["x"].extend([Answer({"detail": "closed for today"}, 503)] * 100)
-    with serving(stub) as url:
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
 
-        async def ask() -> None:
-            await Transport(url, None).post("x", {}, patience=1.0)
+    async def closed(*_: object) -> Response:
+        asked.append(asyncio.get_running_loop().time())
+        return Response(503, {}, b'{"detail": "closed for today"}')
 
-        with pytest.raises(mint.Internal, match="closed for today"):
-            start(ask()).result()
-    assert 2 <= len(stub.received) <= 6, "back-off, not a hot loop"
+    async def ask() -> None:
+        monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=asyncio.get_running_loop().time))
+        there = Transport("http://127.0.0.1:1", None)
+        there._posts.request, there._met = closed, True  # type: ignore[method-assign]
+        await there.post("x", {}, patience=60.0)
+
+    with pytest.raises(mint.Internal, match="closed for today"):
+        hourglass.run(ask())
+    waits = [later - earlier for earlier, later in pairwise(asked)]
+    assert 0.07 <= waits[0] <= 0.13 and waits[:4] == sorted(waits[:4]), "back-off, not a hot loop"
+    assert max(waits) <= 6.5 and 60 - 6.5 <= asked[-1] <= 60
 
 
 def test_retry_after_is_obeyed(stub: Stub) -> None:
@@ -113,18 +121,19 @@ def test_retry_after_is_obeyed(stub: Stub) -> None:
 
 
 def test_a_server_that_comes_back_is_found_again(stub: Stub, prompt: types.ModelInput) -> None:
-    with serving(stub) as url:
-        service = mint.ServiceClient(url)
-        training = service.create_lora_training_client("base")
-        sampler = service.create_sampling_client(base_model="base")
-    step = training.optim_step(types.AdamParams())
-    sample = sampler.sample(prompt, 1, types.SamplingParams())
-    time.sleep(0.3)
-    assert not step.done()
-    with serving(stub, port=int(url.rpartition(":")[2])):
-        step.result(timeout=20)
-        assert sample.result(timeout=20).sequences
-        service.close().result()
+    with kept_port() as port:
+        with serving(stub, port) as url:
+            service = mint.ServiceClient(url)
+            training = service.create_lora_training_client("base")
+            sampler = service.create_sampling_client(base_model="base")
+        step = training.optim_step(types.AdamParams())
+        sample = sampler.sample(prompt, 1, types.SamplingParams())
+        time.sleep(0.3)  # long enough for some tries, on most machines
+        assert not step.done()
+        with serving(stub, port):
+            step.result(timeout=PATIENCE)
+            assert sample.result(timeout=PATIENCE).sequences
+            service.close().result()
 
 
 @pytest.mark.parametrize(
@@ -263,9 +272,8 @@ def test_heartbeats_keep_the_session_alive_and_end_with_it(stub: Stub, monkeypat
     with serving(stub) as url:
         with mint.ServiceClient(url) as service:
             service.create_sampling_client(base_model="base")
-            time.sleep(0.3)
+            eventually(lambda: len(stub.said("session_heartbeat")) > 3)
         beats = stub.said("session_heartbeat")
-        assert len(beats) > 3
         assert beats[0] == {"session_id": "s", "type": "session_heartbeat"}
         time.sleep(0.1)
         assert len(stub.said("session_heartbeat")) <= len(beats) + 1
@@ -285,17 +293,18 @@ def test_a_key_without_an_address_is_refused() -> None:
 
 def test_a_long_outage_is_told_to_the_user(caplog: pytest.LogCaptureFixture) -> None:
     stub = Stub()
-    with serving(stub) as url:
-        service = mint.ServiceClient(url)
-        service.create_sampling_client(base_model="base")
-    again = start(service._create_model("base", types.LoraConfig(), None))
-    deadline = time.monotonic() + 10
-    while not caplog.records and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert [r.getMessage()[:16] for r in caplog.records if r.name == "mint"] == ["no connection to"]
-    with serving(stub, port=int(url.rpartition(":")[2])):
-        again.result(timeout=20)
-        service.close().result()
+    with kept_port() as port:
+        with serving(stub, port) as url:
+            service = mint.ServiceClient(url)
+            service.create_sampling_client(base_model="base")
+        again = start(service._create_model("base", types.LoraConfig(), None))
+        told = eventually(
+            lambda: [r.getMessage() for r in caplog.records if r.name == "mint" and url in r.getMessage()]
+        )
+        assert [text[:16] for text in told] == ["no connection to"]
+        with serving(stub, port):
+            again.result(timeout=PATIENCE)
+            service.close().result()
 
 
 def test_a_script_that_logs_at_info_does_not_see_every_request(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
@@ -308,7 +317,7 @@ def test_a_training_client_refuses_to_work_in_a_forked_process(training: mint.Tr
     child = os.fork()
     if child == 0:
         try:
-            training.optim_step(types.AdamParams()).result(timeout=10)
+            training.optim_step(types.AdamParams()).result(timeout=PATIENCE)
         except RuntimeError as error:
             os._exit(0 if "belongs to the process" in str(error) else 1)
         os._exit(2)

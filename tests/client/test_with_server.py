@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import tarfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import pytest
 import mint
 from mint import types
 from tests.server.live import Live
+from tests.waiting import PATIENCE, eventually
 
 DATA = [
     types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]}),
@@ -77,13 +77,9 @@ def test_a_sample_given_up_while_it_is_held_is_cancelled_in_the_backend(
     sampler = service.create_sampling_client(base_model="mint/tiny")
     live.backend.hold()
     future = sampler.sample(PROMPT, 1, PARAMS)
-    while "sample" not in live.backend.names():
-        time.sleep(0.01)
+    eventually(lambda: "sample" in live.backend.names())
     assert future.cancel()
-    deadline = time.monotonic() + 10
-    while not live.backend.cancelled("sample") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert live.backend.cancelled("sample") == 1
+    eventually(lambda: live.backend.cancelled("sample") == 1)
     assert live.backend.names().count("sample") == 1, "asking for its id does not sample again"
 
 
@@ -204,12 +200,13 @@ def test_a_failure_in_the_backend_is_raised_at_result(live: Live, training: mint
 
 
 def test_a_held_request_is_polled_until_it_is_done(live: Live, training: mint.TrainingClient) -> None:
+    live.change_limits(poll_seconds=0.05)
     live.backend.hold()
     step = training.optim_step(types.AdamParams())
     with pytest.raises(TimeoutError):
-        step.result(timeout=2.5)  # longer than this server holds a poll
+        step.result(timeout=0.3)  # longer than this server holds a poll
     live.backend.let_go()
-    assert step.result(timeout=10).metrics == {"step": 1.0}
+    assert step.result(timeout=PATIENCE).metrics == {"step": 1.0}
 
 
 def test_samples_given_up_are_cancelled_in_the_backend(live: Live, service: mint.ServiceClient) -> None:
@@ -218,10 +215,13 @@ def test_samples_given_up_are_cancelled_in_the_backend(live: Live, service: mint
     live.backend.hold()
 
     async def hurry() -> None:
+        asked = asyncio.create_task(sampler.sample_async(PROMPT, 1, PARAMS))
+        await asyncio.to_thread(eventually, lambda: live.backend.names().count("sample") == 2)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sampler.sample_async(PROMPT, 1, PARAMS), 0.3)
+            await asyncio.wait_for(asked, 0.01)
 
     asyncio.run(hurry())
+    eventually(lambda: live.backend.cancelled("sample") == 1)
     live.backend.let_go()
     assert sampler.sample(PROMPT, 1, PARAMS).result().sequences
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import mint
 from mint import local
+from tests.waiting import PATIENCE, eventually, is_gone
 
 STUB = Path(__file__).parent / "client" / "local_stub.py"
 ROOT = Path(__file__).parents[1]
@@ -46,19 +46,6 @@ def servers() -> Iterator[list[local.LocalServer]]:
         server.stop()
 
 
-def _gone(pid: int, within: float = 10.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":  # ended; its new parent has not collected it yet
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def _script(then: str) -> subprocess.Popen[str]:
     code = SCRIPT.format(stub=str(STUB), then=then)
     return subprocess.Popen(
@@ -81,7 +68,7 @@ def test_the_server_comes_up_on_loopback_with_a_key_of_its_own(home: Path, serve
     assert httpx.get(str(config.base_url)).status_code == 401
     assert server.running
     server.stop()
-    assert _gone(server.pid)
+    eventually(lambda: is_gone(server.pid))
     assert not server.running
     assert "ask for every result before" in (server.obituary() or "")
 
@@ -111,7 +98,7 @@ def test_a_server_that_takes_too_long_is_given_up_and_stopped(
     servers.append(local.LocalServer([sys.executable, str(STUB), "--slow"], home))
     with pytest.raises(mint.Internal, match="not ready within 0 s"):
         servers[0].wait_until_ready(within=0.3)
-    assert _gone(servers[0].pid)
+    eventually(lambda: is_gone(servers[0].pid))
 
 
 def test_a_server_that_dies_is_known_to_be_dead_and_replaced(
@@ -124,14 +111,12 @@ def test_a_server_that_dies_is_known_to_be_dead_and_replaced(
     first.wait_until_ready()
     assert first.obituary() is None
     os.kill(first.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while first.running and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: not first.running)
     assert "killed by signal 9" in (first.obituary() or "")
     second = local.local_server()
     servers.append(second)
     assert second is not first
-    assert second.wait_until_ready().base_url != first.wait_until_ready().base_url
+    assert second.wait_until_ready() != first.wait_until_ready(), "with a key of its own"
 
 
 @pytest.mark.parametrize(
@@ -148,22 +133,24 @@ def test_a_server_that_dies_is_known_to_be_dead_and_replaced(
 def test_no_server_outlives_its_script(home: Path, then: str, status: int) -> None:
     script = _script(then)
     server = _server_of(script)
-    assert script.wait(20) == status
-    assert _gone(server)
+    assert script.wait(PATIENCE) == status
+    eventually(lambda: is_gone(server))
 
 
 def test_a_forked_child_neither_stops_the_server_nor_keeps_it_alive(home: Path) -> None:
     script = _script(
         """
 import urllib.request
+heard, told = os.pipe()
 child = os.fork()
 if child == 0:
     assert local.local_server().wait_until_ready() == config
     if os.fork() == 0:
         sys.exit(0)          # runs this process's exit hooks
     os.wait()
-    time.sleep(60)
-time.sleep(0.5)
+    os.write(told, b".")
+    time.sleep(600)
+os.read(heard, 1)
 request = urllib.request.Request(config.base_url, headers={"X-API-Key": config.api_key})
 print(child, urllib.request.urlopen(request).status, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -174,9 +161,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     child, status = script.stdout.readline().split()
     try:
         assert status == "200"
-        assert script.wait(20) == -signal.SIGKILL
-        assert _gone(server)
-        assert not _gone(int(child), within=0.1)
+        assert script.wait(PATIENCE) == -signal.SIGKILL
+        eventually(lambda: is_gone(server))
+        assert not is_gone(int(child))
     finally:
         os.kill(int(child), signal.SIGKILL)
 
@@ -209,8 +196,8 @@ os.kill(os.getpid(), signal.SIGKILL) if input() else None
     assert len(family) >= 2, "a server and an engine, at least"
     script.stdin.write("die\n")
     script.stdin.flush()
-    assert script.wait(20) == -signal.SIGKILL
-    assert all(_gone(pid, within=20) for pid in family)
+    assert script.wait(PATIENCE) == -signal.SIGKILL
+    eventually(lambda: all(is_gone(pid) for pid in family))
 
 
 def test_two_scripts_at_once_have_a_server_each(home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,3 +19,12 @@ def eventually(condition: Callable[[], T]) -> T:
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.01)
     return value
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, collected by its parent or not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"

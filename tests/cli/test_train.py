@@ -13,6 +13,7 @@ from mint.cli.failures import Code
 from mint.recipes import RECIPES
 from mint.rl.rundir import RunDir
 from tests.cli.conftest import invoke
+from tests.waiting import PATIENCE
 
 SMALL = ("--groups-per-batch", "4", "--group-size", "2", "--tests", "4", "--loggers", "[]")
 
@@ -61,7 +62,7 @@ def test_a_dry_run_shows_settings_and_cost_and_leaves_nothing(here: Path) -> Non
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on_and_that_works(here: Path) -> None:
-    words = ["train", "addition", *SMALL[:-2], "--num-batches", "40", "--save-every", "0", "--eval-every", "0"]
+    words = ["train", "addition", *SMALL[:-2], "--num-batches", "2000", "--save-every", "0", "--eval-every", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -72,10 +73,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_that_works(here: Path) -> None:
         if line.startswith("Step 2:"):
             process.send_signal(signal.SIGINT)
             break
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=2 * PATIENCE)
     run = RunDir("runs/addition")
     saved = run.last_checkpoint()
-    assert process.returncode == Code.INTERRUPTED and saved is not None and 3 <= saved.batch < 40, said
+    assert process.returncode == Code.INTERRUPTED and saved is not None and 3 <= saved.batch < 2000, said
     assert f"Stopped after step {saved.batch}; everything up to there is saved." in said
     assert f"To go on: mint {' '.join(words)}" in said and "Traceback" not in said
     before = [record.completion_tokens for record in run.rollouts(0)]
@@ -85,7 +86,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_that_works(here: Path) -> None:
     assert [line["step"] for line in run.metrics()] == list(range(saved.batch + 1))
     assert [record.completion_tokens for record in run.rollouts(0)] == before
     assert run.last_checkpoint().batch == saved.batch + 1
-    code, text = invoke("train", "addition", *SMALL, "--num-batches", 40, "--lora-rank", 4, "--max-steps", 9)
+    code, text = invoke("train", "addition", *SMALL, "--num-batches", 2000, "--lora-rank", 4, "--max-steps", 9)
     assert code == Code.USAGE and "holds a run with lora_rank=16" in text
 
 

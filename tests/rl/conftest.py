@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,4 +32,4 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield next(word for word in line.split() if word.startswith("http://"))
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(PATIENCE)

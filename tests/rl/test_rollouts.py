@@ -30,6 +30,7 @@ from mint.rl.types import (
     TrajectoryGroup,
 )
 from mint.types import ModelInput
+from tests import hourglass
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Counting(Env):
 
 
 def roll(env: Env, limits: RolloutLimits | None = None, policy: TokenCompleter | None = None) -> Trajectory:
-    return asyncio.run(do_single_rollout(policy or Scripted(), env, limits))
+    return hourglass.run(do_single_rollout(policy or Scripted(), env, limits))
 
 
 def test_an_episode_is_recorded_turn_by_turn() -> None:
@@ -207,7 +208,7 @@ class Group(EnvGroupBuilder):
 
 def test_a_group_is_rolled_out_graded_and_cleaned_up() -> None:
     builder = Group(lambda made: Counting(turns=2), final=(0.5, 1.0, 0.0, 0.0))
-    group = asyncio.run(do_group_rollout(builder, Scripted()))
+    group = hourglass.run(do_group_rollout(builder, Scripted()))
     assert group.get_total_rewards() == [2.5, 3.0, 2.0, 2.0]
     assert group.metrics_G[1] == {"final": 1.0}
     assert (builder.made, builder.graded, builder.cleaned) == (1, 1, 1)
@@ -215,14 +216,14 @@ def test_a_group_is_rolled_out_graded_and_cleaned_up() -> None:
 
 def test_members_with_one_prompt_open_in_one_request() -> None:
     policy = Scripted()
-    asyncio.run(do_group_rollout(Group(lambda made: Counting(turns=2)), policy))
+    hourglass.run(do_group_rollout(Group(lambda made: Counting(turns=2)), policy))
     assert policy.together == [4]
     assert len(policy.asked) == 8  # two turns each, the first ones through complete_many
 
 
 def test_members_with_different_prompts_open_one_by_one() -> None:
     policy, prompts = Scripted(), iter(range(9))
-    asyncio.run(do_group_rollout(Group(lambda made: Counting(first=(next(prompts), 5))), policy))
+    hourglass.run(do_group_rollout(Group(lambda made: Counting(first=(next(prompts), 5))), policy))
     assert policy.together == []
 
 
@@ -232,7 +233,7 @@ def test_if_the_shared_request_fails_members_try_by_themselves(caplog: pytest.Lo
             raise ConnectionError("one lost request")
 
     with caplog.at_level(logging.WARNING):
-        group = asyncio.run(do_group_rollout(Group(lambda made: Counting()), Unshared()))
+        group = hourglass.run(do_group_rollout(Group(lambda made: Counting()), Unshared()))
     assert len(group.trajectories_G) == 4
     assert "one lost request" in caplog.text
 
@@ -248,20 +249,20 @@ def breaks_once(made: int) -> Env:
 def test_fail_fast_lets_the_error_through_and_still_cleans_up() -> None:
     builder = Group(breaks_once)
     with pytest.raises(RuntimeError, match="container lost"):
-        asyncio.run(try_group_rollout(builder, Scripted(), FailFast()))
+        hourglass.run(try_group_rollout(builder, Scripted(), FailFast()))
     assert builder.cleaned == 1
 
 
 def test_retry_uses_fresh_environments() -> None:
     builder = Group(breaks_once)
-    group = asyncio.run(do_group_rollout(builder, Scripted(), RetryOnFailure(max_retries=4)))
+    group = hourglass.run(do_group_rollout(builder, Scripted(), RetryOnFailure(max_retries=4)))
     assert [len(t.transitions) for t in group.trajectories_G] == [3, 3, 3, 3]
     assert [error.error_type for error in group.rollout_errors] == ["RuntimeError"] * 4
     assert builder.made == 5
 
 
 def test_a_lost_group_is_skipped_with_its_errors() -> None:
-    outcome = asyncio.run(try_group_rollout(Group(breaks_once), Scripted(), RetryOnFailure(max_retries=0)))
+    outcome = hourglass.run(try_group_rollout(Group(breaks_once), Scripted(), RetryOnFailure(max_retries=0)))
     assert isinstance(outcome, list)
     assert outcome[0] == RolloutError("RuntimeError", "container lost")
 
@@ -273,7 +274,7 @@ def test_an_environment_that_cannot_open_costs_only_itself() -> None:
 
     members = iter(range(99))
     builder = Group(lambda made: Closed() if next(members) == 2 else Counting())
-    group = asyncio.run(do_group_rollout(builder, Scripted(), MinViableGroup(max_retries=0)))
+    group = hourglass.run(do_group_rollout(builder, Scripted(), MinViableGroup(max_retries=0)))
     assert len(group.trajectories_G) == 3
     assert [error.error_type for error in group.rollout_errors] == ["OSError"]
 
@@ -281,7 +282,7 @@ def test_an_environment_that_cannot_open_costs_only_itself() -> None:
 def test_limits_can_cost_the_reward_but_not_the_penalty() -> None:
     policy = TerminationRewardPolicy(zero_reward_on_limit=True)
     builder = Group(lambda made: Counting(), final=(1.0, -5.0, 0.0, 0.0))
-    group = asyncio.run(do_group_rollout(builder, Scripted(), termination=policy, limits=RolloutLimits(max_turns=2)))
+    group = hourglass.run(do_group_rollout(builder, Scripted(), termination=policy, limits=RolloutLimits(max_turns=2)))
     assert group.get_total_rewards() == [0.0, -3.0, 0.0, 0.0]
     assert group.metrics_G[0]["zero_reward_on_limit"] == 1.0
     assert "zero_reward_on_limit" not in group.metrics_G[1]
@@ -291,7 +292,7 @@ def test_a_group_that_timed_out_whole_need_not_be_graded() -> None:
     policy = TerminationRewardPolicy(zero_reward_on_limit=True, skip_grading_on_timeout=True)
     builder = Group(lambda made: Counting())
     limits = RolloutLimits(rollout_timeout_seconds=0.02)
-    group = asyncio.run(do_group_rollout(builder, Scripted(seconds=60.0), termination=policy, limits=limits))
+    group = hourglass.run(do_group_rollout(builder, Scripted(seconds=60.0), termination=policy, limits=limits))
     assert builder.graded == 0
     assert isinstance(group, TrajectoryGroup)
     assert {t.stop_reason for t in group.trajectories_G} == {StopReason.ROLLOUT_TIMEOUT}
@@ -305,7 +306,7 @@ def test_a_grader_out_of_time_fails_the_group() -> None:
             await asyncio.sleep(60)
             return []
 
-    outcome = asyncio.run(
+    outcome = hourglass.run(
         try_group_rollout(
             Slow(lambda made: Counting()),
             Scripted(),

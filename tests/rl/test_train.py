@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +14,9 @@ from mint.rl.hashing import stable_hash
 from mint.rl.train import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig, main, split_evenly, train
 from mint.rl.types import RLDatasetBuilder
 from mint.types import AdamParams, Datum, ModelInput, SamplingParams
-from tests.rl.fake_service import VOCAB, Batches, FakeService, HalfBuilder, HalfDataset, base_table
+from tests.rl.fake_service import VOCAB, Batches, FakeService, HalfBuilder, HalfDataset, ServedTrainer, base_table
 from tests.rl.fakes import CharTokenizer, FakeSamplingClient, FakeTrainingClient
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -207,8 +207,10 @@ def test_streaming_trains_before_the_last_group_is_sampled(run):
 
     class Slow(HalfBuilder):
         async def compute_group_rewards(self, trajectory_group, env_group):
-            await asyncio.sleep(0.1)
-            seen.append(list(service.trainer.calls))
+            async with asyncio.timeout(PATIENCE):
+                while not any(call.startswith("forward_backward") for call in service.trainer.calls):
+                    await asyncio.sleep(0.005)
+            trained_meanwhile.append(True)
             return await super().compute_group_rewards(trajectory_group, env_group)
 
     @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def test_streaming_trains_before_the_last_group_is_sampled(run):
         async def __call__(self):
             return Batches([[HalfBuilder("ab"), HalfBuilder("cd"), Slow("ef")]]), None
 
-    seen: list[list[str]] = []
+    trained_meanwhile: list[bool] = []
     config = dict(dataset_builder=Data(), stream_minibatch_config=StreamMinibatchConfig(3, 3), seed=1)
     service: FakeService
     captured = FakeService.__init__
@@ -229,7 +231,7 @@ def test_streaming_trains_before_the_last_group_is_sampled(run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeService, "__init__", remember)
         run(**config)
-    assert sum(call.startswith("forward_backward") for call in seen[0]) >= 1
+    assert trained_meanwhile == [True]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -526,9 +528,12 @@ def test_ctrl_c_saves_says_how_to_resume_and_changes_nothing_in_the_end(run, tmp
     assert rewards(stopped) == rewards(whole)
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    sampling, saving = threading.Event(), threading.Event()
+
     class Stuck(HalfBuilder):
         async def compute_group_rewards(self, trajectory_group, env_group):
+            sampling.set()
             await asyncio.sleep(600)
 
     @dataclass(frozen=True)
@@ -536,15 +541,22 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         async def __call__(self):
             return Batches([[HalfBuilder("ab")], [Stuck("cd")]]), None
 
+    async def save(*_, **__):
+        saving.set()
+        await asyncio.sleep(600)
+
     def press_twice():
-        for _ in range(2):
-            time.sleep(0.4)
+        for moment in (sampling, saving):
+            assert moment.wait(PATIENCE)
             os.kill(os.getpid(), signal.SIGINT)
 
-    config = make_config(tmp_path, dataset_builder=Data(), max_lag=1, holdout=0.0, seed=1)
-    threading.Thread(target=press_twice).start()
+    monkeypatch.setattr(ServedTrainer, "save_state_async", save)
+    config = make_config(tmp_path, dataset_builder=Data(), holdout=0.0, seed=1)
+    pressing = threading.Thread(target=press_twice)
+    pressing.start()
     with pytest.raises(KeyboardInterrupt):
         train(config, FakeService(tmp_path / "service"))
+    pressing.join()
 
 
 def test_the_loop_runs_inside_an_event_loop_that_is_already_there(tmp_path):

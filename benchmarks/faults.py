@@ -39,9 +39,10 @@ class Server:
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._port_keeper = socket.socket()
+        self._port_keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port_keeper.bind(("127.0.0.1", 0))
+        self.port = self._port_keeper.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self._log = (data.parent / "serve.log").open("ab")
         self.start()

@@ -16,6 +16,7 @@ from mint.config import ServerConfig
 from mint.engine.engine import Engine
 from mint.engine.lora import Adapter
 from mint.server.app import create_app
+from tests.waiting import eventually
 
 TEXT = [81, 58, 32, 87, 104, 97, 116, 32, 105, 115]
 
@@ -61,17 +62,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     engine = Engine(["mint/tiny"])
     config = ServerConfig(models=("mint/tiny",), data=tmp_path_factory.mktemp("data"))
     server = uvicorn.Server(uvicorn.Config(create_app(config, engine), port=0, log_level="warning"))
-    started = threading.Event()
-    begin = server.startup
-
-    async def startup(sockets: object = None) -> None:
-        await begin(sockets)  # type: ignore[arg-type]
-        started.set()
-
-    server.startup = startup  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run)
     thread.start()
-    started.wait(60)
+    eventually(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     with mint.ServiceClient(f"http://127.0.0.1:{port}", api_key="tml-any") as service:
         yield System(engine, service)

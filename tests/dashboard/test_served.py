@@ -1,7 +1,6 @@
 """The dashboard inside `mint serve`: behind the server's keys, asking the server itself."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from mint.config import ServerConfig
 from mint.server.app import create_app
 from tests.dashboard.folders import write_run
 from tests.fakes import FakeBackend
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        time.sleep(0.01)
+    eventually(lambda: server.started or not thread.is_alive())
+    assert server.started, "the server did not start"
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     backend.let_go()
     server.should_exit = True

@@ -17,6 +17,7 @@ from mint.engine.engine import Engine, Runtime
 from mint.engine.lanes import Lanes, Task
 from mint.engine.native.training import NativeTraining
 from mint.engine.process import make_engine
+from mint.engine.trainer import Trainer
 from mint.errors import BadRequest, Internal, NotFound
 from mint.types import (
     AdamParams,
@@ -28,8 +29,8 @@ from mint.types import (
     SampleResponse,
     SamplingParams,
 )
+from tests.waiting import PATIENCE, eventually
 
-PATIENCE = 60.0
 FAST = AdamParams(learning_rate=0.05)
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -125,21 +126,31 @@ def test_calls_that_do_not_wait_give_what_waiting_calls_give(engine: Engine, bas
     assert all(future.exception() is None for future in futures)
 
 
-def test_a_short_task_of_one_adapter_does_not_wait_for_a_long_one_of_another(engine: Engine, base: str) -> None:
+def test_a_short_task_of_one_adapter_does_not_wait_for_a_long_one_of_another(
+    engine: Engine, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long one takes as many pieces as the others need."""
     created(engine, base, "long", "short")
-    runtime(engine).trainer._budget.tokens = 8  # so that the long call is many micro-batches
-    finished: list[str] = []
-    all_asked = threading.Event()
-    engine._worker.call_soon(lambda: bool(all_asked.wait(PATIENCE)))
-    long = engine.forward_backward("long", [datum(PROMPT * 2)] * 60, "cross_entropy", {})
-    long.add_done_callback(lambda _: finished.append("long"))
-    short = [engine.forward_backward("short", [datum(PROMPT)], "cross_entropy", {}), engine.optim_step("short", FAST)]
-    short[-1].add_done_callback(lambda _: finished.append("short"))
-    engine.load_policy("base", base, None).add_done_callback(lambda _: finished.append("policy"))
-    engine.sample("base", ask(max_tokens=3)).add_done_callback(lambda _: finished.append("sample"))
-    all_asked.set()
-    wait([long, *short], PATIENCE)
-    assert finished[-1] == "long" and set(finished) == {"long", "short", "policy", "sample"}
+    others_done, compute = threading.Event(), Trainer.forward_backward
+
+    def lasting(self: Trainer, adapter: Any, data: Any, *args: Any, **more: Any) -> Iterator[Any]:
+        while len(data) == 11 and not others_done.is_set():
+            yield
+        return (yield from compute(self, adapter, data, *args, **more))
+
+    monkeypatch.setattr(Trainer, "forward_backward", lasting)
+    long = engine.forward_backward("long", [datum(PROMPT)] * 11, "cross_entropy", {})
+    others: list[Future[Any]] = [
+        engine.forward_backward("short", [datum(PROMPT)], "cross_entropy", {}),
+        engine.optim_step("short", FAST),
+        engine.load_policy("base", base, None),
+        engine.sample("base", ask(max_tokens=3)),
+    ]
+    for future in others:
+        future.result(PATIENCE)
+    assert not long.done()
+    others_done.set()
+    assert len(long.result(PATIENCE).loss_fn_outputs) == 11
 
 
 def test_training_goes_on_while_samples_run(engine: Engine, base: str) -> None:
@@ -255,10 +266,16 @@ def test_unknown_and_doubled_names_are_refused_by_name(engine: Engine, base: str
 
 def test_a_cancelled_sample_gives_up_its_place(engine: Engine, base: str) -> None:
     engine.load_policy("base", base, None).result(PATIENCE)
-    begun = threading.Event()
-    future = engine.sample("base", ask(n=4, max_tokens=50), lambda *_: begun.set())
+    begun, given_up = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        begun.set()
+        given_up.wait(PATIENCE)
+
+    future = engine.sample("base", ask(n=4, max_tokens=50), hold)
     assert begun.wait(PATIENCE)
     assert future.cancel()
+    given_up.set()
     engine.stats().result(PATIENCE)
     stats = engine.stats().result(PATIENCE)
     assert stats["samples_running"] == stats["samples_waiting"] == stats["kv_blocks_used"] == 0
@@ -289,7 +306,12 @@ def test_closing_fails_what_is_pending_and_everything_later(engine: Engine, base
     runtime(engine).trainer._budget.tokens = 8
     engine.load_policy("base", base, None).result(PATIENCE)
     begun = threading.Event()
-    futures: list[Future[Any]] = [engine.sample("base", ask(n=8, max_tokens=50), lambda *_: begun.set())]
+
+    def hold(*_: object) -> None:
+        begun.set()
+        eventually(lambda: engine._worker._closed)
+
+    futures: list[Future[Any]] = [engine.sample("base", ask(n=8, max_tokens=50), hold)]
     futures.append(engine.forward("a", [datum(PROMPT)] * 500, "cross_entropy", {}))
     futures.append(engine.optim_step("a", FAST))
     assert begun.wait(PATIENCE)

@@ -16,8 +16,8 @@ from mint.engine.tenants import Runtime
 from mint.engine.trainer import Trainer
 from mint.errors import BadRequest
 from mint.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, ModelInput
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0
 FAST = AdamParams(learning_rate=0.05)
 
 

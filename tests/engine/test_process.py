@@ -20,9 +20,8 @@ from mint.engine.process import EngineProcess
 from mint.engine.spawn import start_child
 from mint.errors import BadRequest, Internal
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams, TensorData
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually, is_gone
 
-PATIENCE = 60.0
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -35,14 +34,6 @@ def engine() -> Iterator[EngineProcess]:
 
 def ask() -> SampleRequest:
     return SampleRequest(ModelInput.from_ints([1, 2]))
-
-
-def is_gone(pid: int) -> bool:
-    """No such process, or a zombie nobody has collected yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 # ------------------------------------------------------------------------------------------------- what crosses

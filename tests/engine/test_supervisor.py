@@ -14,9 +14,7 @@ import pytest
 from mint.engine.supervised import SupervisedEngine
 from mint.errors import Internal, Interrupted
 from mint.types import ModelInput, SampleRequest
-from tests.waiting import eventually
-
-PATIENCE = 60.0
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture

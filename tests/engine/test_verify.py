@@ -20,8 +20,8 @@ from mint.engine.sampler.scheduler import Plan
 from mint.engine.verify import effect
 from mint.errors import Internal
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0
 TEXT = [5, 6, 7, 8, 9, 11]
 QUESTION = SampleRequest(ModelInput.from_ints(TEXT), SamplingParams(max_tokens=3, seed=0, stop=[]))
 

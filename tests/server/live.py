@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mint.server.connections import bounded
 from mint.server.limits import Limits
 from mint.types import Datum, ModelInput
 from tests.fakes import FakeBackend
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 LIMITS = {
     "poll_seconds": 45.0,
@@ -65,9 +64,8 @@ class Live:
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
-        while not self._server.started:
-            assert self._thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
+        eventually(lambda: self._server.started or not self._thread.is_alive())
+        assert self._server.started, "the server did not start"
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
         key = self.config.api_keys[0] if self.config.api_keys else "tml-any"
         self.http = self._client(key)

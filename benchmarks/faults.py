@@ -39,6 +39,7 @@ class Server:
 
     def __init__(self, data: Path) -> None:
         self.data = data
+        # Bound and never listening: between two servers nobody else is given the port.
         self._port_keeper = socket.socket()
         self._port_keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_keeper.bind(("127.0.0.1", 0))

@@ -11,6 +11,7 @@ from mint.client.auth import TokenExchange
 from mint.client.batches import Batches
 from mint.client.transport import Transport
 from mint.config import ClientConfig
+from mint.errors import NotFound
 from mint.local import local_server
 from mint.wire import from_json
 
@@ -79,7 +80,10 @@ class Connection:
             transport = Transport(str(self.config.base_url), self.config.api_key, server.obituary)
         else:
             transport = Transport(self.config.base_url, self.config.api_key)
-        answer = await transport.post("client/config", {"sdk_version": DIALECT})
+        try:
+            answer = await transport.post("client/config", {"sdk_version": DIALECT})
+        except NotFound as error:
+            raise NotFound(_no_server_at(transport.base_url)) from error
         self.settings = from_json(Settings, answer)
         if self.settings.sample_batches:
             self.batches = Batches(transport)
@@ -96,3 +100,12 @@ if sys.platform != "win32":
 def shared_connection(config: ClientConfig) -> Connection:
     """One connection a process for all sampling clients that were unpickled for the same server."""
     return _shared.setdefault(config, Connection(config))
+
+
+def _no_server_at(base_url: str) -> str:
+    """Something else answers there; what MinT serves for OpenAI clients, for instance, is one floor down."""
+    own = base_url.removesuffix("/v1").removesuffix("/api")
+    told = f"there is no MinT server at {base_url}, though something answers there."
+    if own == base_url:
+        return f"{told} base_url is the address that `mint serve` prints, such as http://127.0.0.1:8000."
+    return f"{told} base_url is the address of the server itself, without the path that other clients want: {own}"

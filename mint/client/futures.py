@@ -7,11 +7,14 @@ All network work of the process runs on one background event loop; what user cod
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import logging
 import os
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -26,7 +29,8 @@ logger = logging.getLogger("mint")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _bell: Doorbell | None = None
-_tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds its tasks weakly
+_under_way: dict[asyncio.Task[Any], APIFuture[Any]] = {}  # the loop itself holds its tasks weakly
+_failed: weakref.WeakSet[APIFuture[Any]] = weakref.WeakSet()
 
 
 def _background() -> tuple[asyncio.AbstractEventLoop, Doorbell]:
@@ -37,13 +41,35 @@ def _background() -> tuple[asyncio.AbstractEventLoop, Doorbell]:
             _loop = asyncio.new_event_loop()
             _bell = Doorbell(_loop)
             threading.Thread(target=_loop.run_forever, name=LOOP_THREAD, daemon=True).start()
+            atexit.register(_tell_unasked, os.getpid())
         return _loop, _bell
 
 
 def _forget_loop() -> None:
     global _loop, _bell, _lock
     _loop, _bell, _lock = None, None, threading.Lock()  # threads do not survive a fork, and the lock may have been held
-    _tasks.clear()
+    _under_way.clear()
+
+
+def _tell_unasked(pid: int) -> None:
+    """At the end of the program, in one line, before a local server ends with it."""
+    if os.getpid() != pid:
+        return  # a forked child: the calls are its parent's
+    failed = [future for future in list(_failed) if not future._seen]
+    pending = [future for future in list(_under_way.values()) if not future._seen]
+    if getattr(sys, "last_type", None) is not None:
+        pending = []  # whoever ends by an exception has no time to wait for them
+    told = [f"{count} failed ({why})" for why, count in Counter(future._failure() for future in failed).items()]
+    told += [f"{len(pending)} are under way and may be lost"] if pending else []
+    if told:
+        logger.error(
+            "the program ends and nobody has asked for the results of %d calls: %s. Take every result before the end, "
+            "by .result() or await.",
+            len(failed) + len(pending),
+            "; ".join(told),
+        )
+    for future in [*failed, *list(_under_way.values())]:
+        future._seen = True
 
 
 if sys.platform != "win32":
@@ -107,12 +133,17 @@ class APIFuture(concurrent.futures.Future[T]):
                 self.set_result(task.result())
             else:
                 self.set_exception(error)
+                _failed.add(self)
         except concurrent.futures.InvalidStateError:
             pass  # cancelled meanwhile
 
+    def _failure(self) -> str:
+        error = super().exception()
+        return f"{type(error).__name__}: {error}"
+
     def __del__(self) -> None:
-        if self.done() and not self._seen and not self.cancelled() and (error := super().exception()) is not None:
-            logger.error("a call failed and nobody asked for its result: %s: %s", type(error).__name__, error)
+        if self.done() and not self._seen and not self.cancelled() and super().exception() is not None:
+            logger.error("a call failed and nobody asked for its result: %s", self._failure())
 
 
 def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFuture[T]:
@@ -125,9 +156,9 @@ def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFutu
             work.close()
             return
         future._task = task = loop.create_task(work)
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
+        _under_way[task] = future
         task.add_done_callback(future._settle)
+        task.add_done_callback(_under_way.pop)
 
     bell.call(begin)
     return future

@@ -23,6 +23,7 @@ from mint.client.transport import Transport
 from tests import hourglass
 from tests.client.serving import kept_port, serving
 from tests.client.stub import Answer, Stub
+from tests.server.live import Live
 from tests.waiting import PATIENCE, eventually
 
 
@@ -54,6 +55,14 @@ def test_a_base_url_with_a_path_keeps_it(stub: Stub) -> None:
         mint.RestClient(f"{url}/behind/a/proxy/").list_sessions()
         eventually(lambda: stub.received)
     assert stub.received[0].path == "/behind/a/proxy/api/v1/client/config"
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/api/v1"])
+def test_the_address_openai_clients_use_is_told_from_the_servers_own(live: Live, path: str) -> None:
+    with pytest.raises(mint.NotFound, match=f"without the path that other clients want: {live.url}$"):
+        mint.ServiceClient(live.url + path, "k").get_server_capabilities()
+    with pytest.raises(mint.NotFound, match=r"something answers there\..*`mint serve` prints"):
+        mint.ServiceClient(f"{live.url}/elsewhere", "k").get_server_capabilities()
 
 
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
@@ -264,6 +273,32 @@ def test_the_end_of_a_script_finishes_its_session(stub: Stub, then: str, ending:
         code = f"import mint\nclient = mint.ServiceClient({url!r}).create_sampling_client(base_model='b')\n{then}"
         subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False, timeout=60)
     assert [said["reason"] for said in stub.said("sessions/s/finish")] == [{"type": ending}]
+
+
+@pytest.mark.parametrize(("then", "under_way"), [("", 3), ("raise ValueError", 0)])
+def test_the_end_of_a_script_tells_in_one_line_what_nobody_asked_for(stub: Stub, then: str, under_way: int) -> None:
+    stub.faults["save_weights"].extend([Answer({"detail": "no room"}, 400)] * 2)
+    code = f"""
+import concurrent.futures, sys, mint
+training = mint.ServiceClient(sys.argv[1]).create_lora_training_client("base")
+failed = [training.save_state(name) for name in "ab"]
+concurrent.futures.wait(failed)
+print("hold", flush=True), input()
+late = [training.optim_step(mint.AdamParams(learning_rate=1e-3)) for _ in range(3)]
+{then}
+"""
+    with serving(stub) as url:
+        piped = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        script = subprocess.Popen([sys.executable, "-c", code, url], text=True, **piped)  # type: ignore[call-overload]
+        assert script.stdout.readline() == "hold\n"
+        stub.let_go.clear()
+        told = [line for line in script.communicate("\n", timeout=PATIENCE)[1].splitlines() if "nobody" in line]
+        stub.let_go.set()
+    lost = f"; {under_way} are under way and may be lost" if under_way else ""
+    assert told == [
+        f"the program ends and nobody has asked for the results of {2 + under_way} calls: 2 failed (BadRequest: no "
+        f"room){lost}. Take every result before the end, by .result() or await."
+    ]
 
 
 def test_heartbeats_keep_the_session_alive_and_end_with_it(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

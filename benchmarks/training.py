@@ -144,7 +144,7 @@ class Ours:
         for name in names:
             self._engine.create_adapter(name, self._folder, lora).result()
         if not self._native:
-            for runtime in self._engine._runtimes.values():
+            for runtime in self._engine._runtimes.loaded.values():
                 runtime.model.native_training = None
         shares = [case.data[n :: case.adapters] for n in range(case.adapters)]
         shortest = 2**62 if case.shared is False else tree.SHORTEST_SHARED
@@ -168,7 +168,7 @@ class Ours:
     @property
     def recorded_bytes(self) -> int:
         """Memory of a GPU that recorded passes keep for themselves."""
-        return sum(runtime.trainer.recorded_bytes for runtime in self._engine._runtimes.values())
+        return sum(runtime.trainer.recorded_bytes for runtime in self._engine._runtimes.loaded.values())
 
     def close(self) -> None:
         self._engine.close()

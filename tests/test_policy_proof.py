@@ -35,10 +35,10 @@ class System:
 
     def plant(self, adapter: Adapter | None) -> None:
         """Into the newest policy, before anything is sampled from it."""
-        name = list(self.engine._policies)[-1]
+        name = list(self.engine._policies.by_name)[-1]
 
         def exchange() -> None:
-            self.engine._policies[name] = replace(self.engine._policies[name], adapter=adapter)
+            self.engine._policies.by_name[name] = replace(self.engine._policies.by_name[name], adapter=adapter)
 
         self.engine._worker.submit(name, exchange).result(60)
 

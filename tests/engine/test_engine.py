@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-import mint.engine.engine as engine_module
-from mint.engine.engine import Engine, Runtime
+import mint.engine.runtimes as runtimes_module
+from mint.engine.engine import Engine
 from mint.engine.lanes import Lanes, Task
 from mint.engine.native.training import NativeTraining
 from mint.engine.process import make_engine
+from mint.engine.tenants import Runtime
 from mint.engine.trainer import Trainer
 from mint.errors import BadRequest, Internal, NotFound
 from mint.types import (
@@ -48,7 +49,7 @@ def engine(base: str) -> Iterator[Engine]:
 
 
 def runtime(engine: Engine) -> Runtime:
-    return next(iter(engine._runtimes.values()))
+    return next(iter(engine._runtimes.loaded.values()))
 
 
 def datum(tokens: list[int]) -> Datum:
@@ -350,7 +351,7 @@ def test_loading_a_model_holds_up_nobody_else(base: str, monkeypatch: pytest.Mon
     engine = Engine()
     try:
         engine.load_policy("base", base, None).result(PATIENCE)
-        monkeypatch.setattr(engine_module, "Runtime", load)
+        monkeypatch.setattr(runtimes_module, "Runtime", load)
         waiting = [engine.load_model("slow"), engine.create_adapter("a", "slow", LoraConfig(rank=2))]
         behind = engine.forward("a", [datum(PROMPT)], "cross_entropy", {})
         assert len(sampled(engine, "base").tokens) == 6

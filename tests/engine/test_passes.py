@@ -125,9 +125,9 @@ def test_training_that_may_not_run_beside_the_worker_runs_on_it(
 def test_only_narrow_models_on_a_cpu_compute_beside_the_worker(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     engine = Engine([base])
-    assert engine._are_narrow()
-    runtime: Runtime = engine._runtimes[base]
+    assert engine._runtimes.are_narrow()
+    runtime: Runtime = engine._runtimes.loaded[base]
     runtime.model.hidden_size = 4096
     monkeypatch.setattr("mint.engine.device._physical_cores", lambda: 2)
-    assert not engine._are_narrow()
+    assert not engine._runtimes.are_narrow()
     engine.close()

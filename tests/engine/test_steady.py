@@ -140,7 +140,7 @@ def test_the_flag_of_the_server_reaches_the_device(tiny_folder: Callable[[str], 
     for asked in (False, True):
         engine = make_engine([str(tiny_folder("qwen3"))], deterministic=asked)
         try:
-            assert engine._device.steady is asked  # type: ignore[attr-defined]
+            assert engine._runtimes._device.steady is asked  # type: ignore[attr-defined]
         finally:
             engine.close()
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tiny_models import FAMILIES
 
-from mint.engine.engine import Engine, Policy
+from mint.engine.engine import Engine
 from mint.engine.lora import Adapter
 from mint.engine.sampler.drawing import Drawn
 from mint.engine.sampler.runner import Runner
 from mint.engine.sampler.scheduler import Plan
+from mint.engine.tenants import Policy
 from mint.engine.verify import effect
 from mint.errors import Internal
 from mint.types import AdamParams, Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
@@ -54,12 +55,12 @@ def exchange(engine: Engine, policy: str, adapter: Adapter | None) -> None:
 
 
 def _exchange(engine: Engine, policy: str, adapter: Adapter | None) -> None:
-    held: Policy = engine._policies[policy]
-    engine._policies[policy] = replace(held, adapter=adapter)
+    held: Policy = engine._policies.by_name[policy]
+    engine._policies.by_name[policy] = replace(held, adapter=adapter)
 
 
 def served(engine: Engine, policy: str) -> Adapter:
-    adapter = engine._policies[policy].adapter
+    adapter = engine._policies.by_name[policy].adapter
     assert adapter is not None
     return adapter
 
@@ -193,7 +194,7 @@ def test_an_adapter_that_neither_path_applies_is_named(engine: Engine) -> None:
     unapplied = adapter.snapshot()
     unapplied.weights = {f"nowhere.{path}": pair for path, pair in unapplied.weights.items()}
     engine.snapshot("a", "p").result(PATIENCE)
-    held = engine._policies["p"]
+    held = engine._policies.by_name["p"]
     held.proof.weights = unapplied
     exchange(engine, "p", unapplied)
     assert "to the last bit although its adapter is not empty" in refused(engine)
@@ -202,7 +203,7 @@ def test_an_adapter_that_neither_path_applies_is_named(engine: Engine) -> None:
 def test_a_failing_step_of_the_sampler_is_no_verdict(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     train(engine, "a")
     engine.snapshot("a", "p").result(PATIENCE)
-    sampler = engine._policies["p"].runtime.sampler
+    sampler = engine._policies.by_name["p"].runtime.sampler
     run, failures = sampler.runner.run, iter([True])
 
     def stumbling(plan: Any) -> Any:

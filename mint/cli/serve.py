@@ -1,35 +1,19 @@
-"""`mint serve`: an engine in a process of its own, started again when it dies, the HTTP server over it, and their
-orderly end."""
+"""`mint serve`: what it may be asked, and the engine in a process of its own, started again when it dies. The HTTP
+server over it is in `mint.cli.serving`."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import logging
-import sys
 import threading
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mint.cli.failures import Failure
 from mint.config import ServerConfig
-from mint.errors import MintError
-
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
-    from mint.backend import Backend
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep an idle connection, so that none is closed under a request."""
-GRACE_SECONDS = 1
-"""How long requests under way may take to end; polls are held for longer, and clients come back anyway."""
 
 
 def serve(
@@ -97,12 +81,7 @@ def serve(
         lean=lean,
         deterministic=deterministic,
     )
-    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
-        raise Failure(
-            f"refusing to listen on {config.host} without keys: everybody on the network could use this machine.",
-            "Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or leave --host "
-            "at 127.0.0.1.",
-        )
+    _check_keys(config)
     _check_tls(config)
     _check_port(config)
     run(config, None if local else runs)
@@ -122,6 +101,15 @@ def has_keys(config: ServerConfig) -> bool:
         store.close()
 
 
+def _check_keys(config: ServerConfig) -> None:
+    if config.host not in LOOPBACK and not config.api_keys and not has_keys(config):
+        raise Failure(
+            f"refusing to listen on {config.host} without keys: everybody on the network could use this machine.",
+            "Make a key with `mint keys create NAME`, or set MINT_API_KEY to a secret of your choice, or leave --host "
+            "at 127.0.0.1.",
+        )
+
+
 def _check_tls(config: ServerConfig) -> None:
     import ssl
 
@@ -137,6 +125,22 @@ def _check_tls(config: ServerConfig) -> None:
         raise Failure(told, pair) from error
 
 
+def _check_port(config: ServerConfig) -> None:
+    """Before anything is loaded, which may take minutes."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.host, config.port))
+        except OSError as error:
+            raise Failure(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror or error}.",
+                f"Is another server there already? Try --port {config.port + 1}, or --port 0 for any free one.",
+            ) from error
+
+
 def run(config: ServerConfig, runs: Path | None) -> None:
     """Serves until SIGINT or SIGTERM. Without a folder of runs it is the child of a script: it has no dashboard, and
     ends when its parent, however that ends, lets go of our standard input."""
@@ -145,6 +149,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
 
     child = start_child(["mint.engine.engine"])
 
+    from mint.cli.serving import serve_until_told
     from mint.engine.process import make_engine
     from mint.engine.supervised import SupervisedEngine
 
@@ -164,145 +169,9 @@ def run(config: ServerConfig, runs: Path | None) -> None:
     )
     engine = SupervisedEngine(config.models or None, on_failure=fail, make=make, child=child)
     try:
-        served = _serve(config, runs, engine, failed)
+        served = serve_until_told(config, runs, engine, failed)
         healthy = served and engine.usable
     finally:
         engine.close()
     if not healthy:
         raise typer.Exit(1)
-
-
-def _serve(config: ServerConfig, runs: Path | None, engine: Backend, failed: threading.Event) -> bool:
-    """Until it is told to end, or `failed` is set; whether the server ever started."""
-    import signal
-    import socket
-
-    import uvicorn
-
-    from mint.server.app import create_app
-    from mint.server.connections import bounded
-    from mint.server.limits import Limits
-    from mint.server.watch import log_as_json
-
-    log_as_json(logging.WARNING if runs is None else logging.INFO)
-
-    class Serving(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """As uvicorn's own, which raises the signal again afterwards: then the engine would not be closed."""
-            before = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for kind, handler in before.items():
-                    signal.signal(kind, handler)
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                address = self.servers[0].sockets[0].getsockname()
-                url = f"{'http' if config.tls_cert is None else 'https'}://{config.host}:{address[1]}"
-                ready = f"MinT serves at {url} (data in {config.data}, dashboard at {url}/dashboard)"
-                typer.echo(f"MINT_READY {url}" if child else ready)
-
-        async def on_tick(self, counter: int) -> bool:
-            return await super().on_tick(counter) or failed.is_set()
-
-    child = runs is None
-    _check_places(config)
-    app = create_app(config, engine)
-    if runs is not None:
-        _show(app, runs)
-    settings = uvicorn.Config(
-        app,
-        config.host,
-        config.port,
-        http=bounded(Limits(connections=min(Limits.connections, _most_files() // 2))),
-        ssl_certfile=config.tls_cert,
-        ssl_keyfile=config.tls_key,
-        access_log=False,
-        log_config=None,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    server = Serving(settings)
-    _load(engine, config.models)
-    if child:
-        _end_with_parent(server)
-    # What is there by now stays: no collection of garbage need look through all of it again, in the midst of a request.
-    gc.freeze()
-    server.run()
-    return server.started
-
-
-def _show(app: FastAPI, runs: Path) -> None:
-    """The dashboard, for whoever has a key of the server, as soon as it has keys. Administrators see what the house
-    sees."""
-    from mint.dashboard import mount
-    from mint.server.auth import HOUSE
-
-    def owner_of(key: str | None) -> str:
-        user = app.state.server.keys.user(key)
-        return HOUSE if user.admin else str(user.name)
-
-    mount(app, runs, server=None, owner_of=owner_of, prefix="/dashboard")
-
-
-def _check_places(config: ServerConfig) -> None:
-    """Where a fault can be told in a sentence."""
-    from mint.server.state import open_store
-
-    try:
-        store, storage = open_store(config)
-    except MintError as error:
-        typer.echo(f"mint serve: {error}", err=True)
-        raise typer.Exit(1) from error
-    storage.close()
-    store.close()
-
-
-def _load(engine: Backend, models: Sequence[str]) -> None:
-    """Before the server starts, where a model that is not there can be told in a sentence."""
-    for name, facts in [(name, engine.load_model(name)) for name in models]:
-        try:
-            facts.result()
-        except MintError as error:
-            typer.echo(f"mint serve: {name} cannot be served: {error}", err=True)
-            raise typer.Exit(1) from error
-
-
-def _check_port(config: ServerConfig) -> None:
-    """Before anything is loaded, which may take minutes."""
-    import socket
-
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((config.host, config.port))
-        except OSError as error:
-            raise Failure(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror or error}.",
-                f"Is another server there already? Try --port {config.port + 1}, or --port 0 for any free one.",
-            ) from error
-
-
-def _most_files() -> int:
-    """How many files and connections this process may have open, which is made as many as it can be: a busy client
-    opens hundreds, and the usual limit is 1024."""
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return sys.maxsize if most == resource.RLIM_INFINITY else most
-
-
-def _end_with_parent(server: uvicorn.Server) -> None:
-    import os
-
-    def watch() -> None:
-        while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends before this thread
-            pass
-        server.should_exit = True
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

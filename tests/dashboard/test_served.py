@@ -7,7 +7,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Page, expect
 
-from mint.cli.serve import _show
+from mint.cli.serving import show
 from mint.config import ServerConfig
 from mint.server.app import create_app
 from tests.dashboard.folders import write_run
@@ -23,7 +23,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = ServerConfig(models=("mint/tiny",), data=folder / "data", api_keys=("house-key", "tenant-key"))
     backend = FakeBackend()
     app = create_app(config, backend)
-    _show(app, folder / "runs")
+    show(app, folder / "runs")
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -2,9 +2,17 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 import mint
+
+# The same examples each time, and no clock beside them: neither what is drawn nor a machine that is slow for a moment
+# decides whether a change may go in.
+hypothesis.settings.register_profile(
+    "mint", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("mint")
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,7 @@ from mint.proto import MESSAGES
 from mint.server.bodies import decompress
 from mint.types import Datum, ModelInput, TensorData
 
-FAST = settings(
-    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+FAST = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 scalars = st.one_of(
     st.none(),

@@ -110,7 +110,7 @@ def test_a_forgotten_policy_leaves_the_others_alone() -> None:
     assert cache.used == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 1), min_size=1, max_size=9)), max_size=30))
 def test_no_block_is_lost_or_doubled_whatever_is_done(actions: list[tuple[int, list[int]]]) -> None:
     cache = BlockCache(2, 1, 10)

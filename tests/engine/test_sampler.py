@@ -327,7 +327,7 @@ def test_stop_strings_are_found_after_broken_characters() -> None:
     assert stops.push(23)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 60), max_size=40), st.text("abcé", min_size=1, max_size=5))
 def test_stop_strings_are_found_as_in_the_whole_text(tokens: list[int], stop: str) -> None:
     stops = StopText([stop], Letters(), prompt=[0])

@@ -19,7 +19,7 @@ from mint.engine.trainer import Trainer
 from mint.types import LoraConfig
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=9))
 def test_a_tree_holds_every_token_at_its_position_and_looks_at_what_stands_before_it(
     made: list[tuple[int, int, int]],

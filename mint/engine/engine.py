@@ -30,6 +30,7 @@ from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
 from mint.engine.passes import Passes
 from mint.engine.residence import Pin, Residence
+from mint.engine.sampler.grammar import Grammar
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker
@@ -63,6 +64,7 @@ class Engine:
         self._runtimes = {name: Runtime(name, device, lean) for name in models or ()}
         self._loading: dict[str, Future[Runtime]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-loader")
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-grammars")
         # One thread, so that what was written later is there only after what was written before.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-writer")
         self._tenants: dict[str, Tenant] = {}
@@ -197,6 +199,7 @@ class Engine:
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
         self._passes.close()
         self._writer.shutdown()
@@ -315,6 +318,11 @@ class Engine:
         policy = self._policies[name]
         if policy.proof.verdict.done():
             policy.proof.verdict.result()  # raises why the policy was refused
+        grammar: Grammar | None = None
+        if request.sampling_params.constrained:
+            compiling = self._compiler.submit(policy.runtime.grammars.compiled, request.sampling_params)
+            yield compiling
+            grammar = compiling.result()
         pin: Pin | None = None
         if policy.holding is not None:
             try:
@@ -323,7 +331,7 @@ class Engine:
                 self._forget_policy(name)
                 raise
         try:
-            self._sample(policy, request, on_tokens, future, pin)
+            self._sample(policy, request, on_tokens, future, pin, grammar)
         except Exception:
             if pin is not None:
                 pin.release()
@@ -336,6 +344,7 @@ class Engine:
         on_tokens: OnTokens | None,
         future: Future[SampleResponse],
         pin: Pin | None,
+        grammar: Grammar | None,
     ) -> None:
         """The pin is released when the sampler is done with the weights."""
         sampler, proof = policy.runtime.sampler, policy.proof
@@ -345,7 +354,7 @@ class Engine:
                 pin.release()
             _settle_proved(proof, future, answer)
 
-        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens))
+        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens), grammar=grammar)
         if not proof.verdict.done():  # the proof computes with the same weights, and may outlast the sample
             self._hold_until(proof.verdict, policy)
         policy.runtime.verifier.begin(proof, policy.adapter)

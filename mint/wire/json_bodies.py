@@ -185,13 +185,16 @@ def adam_params_from_json(value: Any) -> AdamParams:
 
 _ASKED = {f.name: f.default for f in dataclasses.fields(SampleRequest)}
 _ALWAYS_TOLD = ("prompt", "num_samples", "sampling_params")
+_TINKERS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
+_OURS = {f.name: f.default for f in dataclasses.fields(SamplingParams) if f.name not in _TINKERS}
 
 
 def sample_request_to_json(request: SampleRequest) -> dict[str, Any]:
     """What differs from the defaults, so that servers which know fewer fields are not told of them."""
     params = to_json(request.sampling_params)
-    if params["min_p"] == 0:
-        del params["min_p"]
+    for name, default in _OURS.items():
+        if params.get(name) == default:
+            params.pop(name, None)
     body = {"prompt": to_json(request.prompt), "num_samples": request.num_samples, "sampling_params": params}
     for name, default in _ASKED.items():
         if name not in _ALWAYS_TOLD and (value := getattr(request, name)) != default:

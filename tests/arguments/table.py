@@ -171,9 +171,12 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "max_tokens": OPENAI + "test_a_length_limit_under_either_name_is_told",
         "stream": OPENAI + "test_tokens_are_streamed_while_the_sample_runs",
         "stream_options": OPENAI + "test_a_stream_is_the_same_text_in_pieces_with_usage_at_the_end",
-        "presence_penalty": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
-        "frequency_penalty": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
-        "logit_bias": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
+        "repetition_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "presence_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "frequency_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "logit_bias": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "response_format": FUZZ + "test_response_formats_reach_the_backend",
+        "regex": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
         "user": inert(TELLS_NOTHING),
     },
     "CompletionBody": {
@@ -183,7 +186,13 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "best_of": refused(FUZZ + "test_the_completion_route_refuses_what_it_cannot_honour"),
         "suffix": refused(FUZZ + "test_the_completion_route_refuses_what_it_cannot_honour"),
     },
-    "ResponseFormat": {"type": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour")},
+    "ResponseFormat": dict.fromkeys(("type", "json_schema"), FUZZ + "test_response_formats_reach_the_backend"),
+    "JsonSchema": {
+        "schema": FUZZ + "test_response_formats_reach_the_backend",
+        "strict": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
+        "name": inert("A name for people; answers follow the schema."),
+        "description": inert("Words for models that are shown the schema; here answers follow it unseen."),
+    },
     "ChatBody": {
         "messages": OPENAI + "test_a_chat_is_rendered_by_the_template_and_answered_without_the_end_token",
         "max_completion_tokens": OPENAI + "test_a_length_limit_under_either_name_is_told",
@@ -192,7 +201,6 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "tools": OPENAI + "test_tools_reach_the_template_and_calls_come_back",
         "tool_choice": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
         "parallel_tool_calls": inert("The model calls as many tools as it writes; the field only permits several."),
-        "response_format": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
         "chat_template_kwargs": FUZZ + "test_template_arguments_reach_the_template",
         "metadata": inert(TELLS_NOTHING),
         "store": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
@@ -226,7 +234,10 @@ QUERIES: dict[str, dict[str, Entry]] = {
 
 # ------------------------------------------------------------------------------------------------ the big bodies
 
-PARAMS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p", "min_p", "stop_token_ids")
+PARAMS = (
+    "max_tokens", "seed", "stop", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "regex", "json_schema", "stop_token_ids",
+)  # fmt: skip
 ASKED = (
     "sampling_params", "num_samples", "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs",
     "target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n",

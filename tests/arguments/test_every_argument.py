@@ -38,7 +38,7 @@ def models_of(module: ModuleType) -> dict[str, list[str]]:
     found = {}
     for name, kind in vars(module).items():
         if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind.__module__ == module.__name__:
-            own = [field for field in kind.model_fields if field in kind.__annotations__]
+            own = [field.alias or name for name, field in kind.model_fields.items() if name in kind.__annotations__]
             if own:
                 found[name] = own
     return found

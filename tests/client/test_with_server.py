@@ -87,13 +87,27 @@ def test_a_sample_given_up_while_it_is_held_is_cancelled_in_the_backend(
     assert live.backend.names().count("sample") == 1, "asking for its id does not sample again"
 
 
+STEERING = {
+    "repetition_penalty": 1.5, "presence_penalty": -1.0, "frequency_penalty": 0.5, "logit_bias": {3: -100.0, 4: 2.5},
+    "json_schema": {"type": "object", "properties": {"a": {"const": None}}},
+}  # fmt: skip
+
+
 def test_every_sampling_option_is_answered(live: Live, service: mint.ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model="mint/tiny")
     result = sampler.sample(
         prompt=PROMPT,
         num_samples=3,
         sampling_params=types.SamplingParams(
-            max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x"], stop_token_ids=[7]
+            max_tokens=3,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            min_p=0.1,
+            seed=4,
+            stop=["x"],
+            stop_token_ids=[7],
+            **STEERING,
         ),
         include_prompt_logprobs=True,
         topk_prompt_logprobs=1,
@@ -104,7 +118,7 @@ def test_every_sampling_option_is_answered(live: Live, service: mint.ServiceClie
     ).result()
     (request,) = [call[2] for call in live.backend.calls if call[0] == "sample"]
     assert request.sampling_params == types.SamplingParams(
-        max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x", 7]
+        max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x", 7], **STEERING
     )
     assert (request.num_samples, request.prompt_logprobs_last_n) == (3, 1)
     assert len(result.sequences) == len({s.sequence_id for s in result.sequences}) == 3

@@ -19,8 +19,8 @@ from mint.types import SamplingParams
 KEPT = 32
 """Compiled grammars that are kept for the next request: a loop asks for one and the same all the time."""
 
-LAYOUT = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""Between the parts of JSON: enough for a line and its indentation. A weak policy would write blanks for ever."""
+LAYOUT = {"whitespace_pattern": r" ?|\n[ \t]{0,20}"}
+"""Between the parts of JSON a blank, or a line break and its indentation. A weak policy would write blanks for ever."""
 
 
 class Grammar:

@@ -103,6 +103,10 @@ class Backend(Protocol):
         """A policy from a saved folder, or the base model itself."""
         ...
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        """Writes the sum of saved adapters, each times its coefficient, as an adapter of its own; its shape."""
+        ...
+
     def sample(
         self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None
     ) -> Future[SampleResponse]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +160,13 @@ class FakeBackend:
             return 16
 
         return self._do("save_adapter", work, adapter, folder, optimizer)
+
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        def work() -> LoraConfig:
+            shutil.copytree(folders[0], folder)
+            return LoraConfig(rank=8 * len(folders))
+
+        return self._do("combine", work, folders, coefficients, folder)
 
     def load_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[None]:
         def work() -> None:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.columns import token_count
 from mint.engine import checkpoint
+from mint.engine.combining import combine
 from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
 from mint.engine.holdings import Room
@@ -175,6 +176,14 @@ class Engine:
                 self._add_policy(policy, runtime, adapter, Proof(adapter)).release()
 
         return self._worker.submit(policy, work)
+
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        def work() -> Steps:
+            writing = self._writer.submit(combine, folders, coefficients, folder)
+            yield writing
+            return writing.result()
+
+        return self._worker.submit(folder, work, quick=True)
 
     def sample(self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None) -> Future[SampleResponse]:
         future: Future[SampleResponse] = Future()

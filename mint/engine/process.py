@@ -122,6 +122,9 @@ class EngineProcess:
     def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
         return self._call("snapshot", adapter, policy, folder)
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        return self._call("combine", folders, coefficients, folder)
+
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         return self._noting(base_model, self._call("load_policy", policy, base_model, folder))
 

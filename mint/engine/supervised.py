@@ -118,6 +118,9 @@ class SupervisedEngine:
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         return self._repeated(lambda engine: engine.load_policy(policy, base_model, folder))
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        return self._repeated(lambda engine: engine.combine(folders, coefficients, folder))
+
     def release(self, name: str) -> Future[None]:
         return self._repeated(lambda engine: engine.release(name))
 

@@ -222,4 +222,4 @@ class Interpolate(Body):
     source_paths: list[str]
     coefficients: list[float]
     output_path: str | None = None
-    output_checkpoint_type: str = "sampler"
+    output_checkpoint_type: Literal["sampler"] = "sampler"

@@ -55,6 +55,7 @@ REST = CLIENT + "test_runs_sessions_and_checkpoints_are_listed_and_looked_after"
 STATE = CLIENT + "test_t11_state_is_saved_found_and_loaded_again"
 SAMPLED = SAMPLING + "test_every_field_of_newer_clients_reaches_the_backend"
 CLONES = SAMPLING + "test_finished_samples_of_a_clone_can_be_asked_for_together"
+INTERPOLATED = SERVICE + "test_checkpoints_are_interpolated_into_sampler_weights_of_their_own"
 MINT_EXTRAS = SERVICE + "test_mint_extras_that_are_not_there_yet_say_what_is_missing"
 REFUSED_BY_OPENAI_ROUTE = OPENAI + "test_what_cannot_be_honoured_is_refused_by_name_in_openais_shape"
 TELLS_NOTHING = "Says who asks or how the answer is booked; the answer is the same."
@@ -148,9 +149,10 @@ REQUESTS: dict[str, dict[str, Entry]] = {
     "WeightsInfo": {"tinker_path": SAVING + "test_weights_info_tells_how_to_make_a_model_like_it"},
     "SetTtl": {"ttl_seconds": REST},
     "ReverseKL": dict.fromkeys(("reference_model_path", "data", "temperature"), refused(MINT_EXTRAS)),
-    "Interpolate": dict.fromkeys(
-        ("source_paths", "coefficients", "output_path", "output_checkpoint_type"), refused(MINT_EXTRAS)
-    ),
+    "Interpolate": {
+        **dict.fromkeys(("source_paths", "coefficients", "output_path"), INTERPOLATED),
+        "output_checkpoint_type": refused(SERVICE + "test_what_cannot_be_interpolated_is_refused"),
+    },
 }
 
 OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
@@ -410,6 +412,9 @@ CLIENT_CALLS: dict[str, dict[str, Entry]] = {
     "RestClient.publish_checkpoint_from_tinker_path": BY_PATH,
     "RestClient.unpublish_checkpoint_from_tinker_path": BY_PATH,
     "RestClient.set_checkpoint_ttl_from_tinker_path": {"tinker_path": REST, "ttl_seconds": REST},
+    "RestClient.interpolate_checkpoints": dict.fromkeys(
+        ("source_paths", "coefficients", "name"), CLIENT + "test_checkpoints_are_interpolated"
+    ),
     "RestClient.get_checkpoint_archive_url": {"training_run_id": REST, "checkpoint_id": REST},
     "RestClient.get_checkpoint_archive_url_from_tinker_path": BY_PATH,
     "RestClient.list_sessions": {

@@ -330,3 +330,20 @@ def test_a_tokenizer_that_cannot_be_had_is_a_clear_error(tmp_path: Path) -> None
 
     with pytest.raises(mint.NotFound, match="no tokenizer for"):
         load_tokenizer(str(tmp_path))
+
+
+def test_checkpoints_are_interpolated(live: Live, service: mint.ServiceClient) -> None:
+    trainer = service.create_lora_training_client("mint/tiny", rank=8)
+    paths = [trainer.save_state("a").result().path, trainer.save_weights_for_sampler("b").result().path]
+    rest = service.create_rest_client()
+    path = rest.interpolate_checkpoints(paths, [0.5, 1.5], name="mixed").result()
+    assert path.endswith("/sampler_weights/mixed")
+    ((_, folders, coefficients, _),) = [call for call in live.backend.calls if call[0] == "combine"]
+    assert (len(folders), coefficients) == (2, [0.5, 1.5])
+    assert (
+        service.create_sampling_client(model_path=path).sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).result()
+    )
+    with pytest.raises(mint.BadRequest, match="2 source_paths and 1 coefficients"):
+        rest.interpolate_checkpoints(paths, [1.0]).result()
+    with pytest.raises(mint.NotFound, match="no checkpoint"):
+        rest.interpolate_checkpoints([path.replace("mixed", "gone")], [1.0]).result()

@@ -382,8 +382,19 @@ def test_what_the_server_does_not_have_is_refused_in_words(client: Client) -> No
 
 
 @only(TOOLKIT)
+def test_the_toolkit_interpolates_checkpoints(client: Client) -> None:
+    """Adapters of different ranks; the sum of what each adds to the base model's weights."""
+    facts = client.facts("toolkit", "interpolation")
+    assert facts["answer"]["path"].endswith("/sampler_weights/half")
+    assert (facts["answer"]["source_paths"], facts["answer"]["coefficients"]) == (facts["paths"], [0.5, 0.5])
+    assert facts["whole"] == pytest.approx(facts["trained"], abs=1e-4)
+    for base, half, trained in zip(facts["base"], facts["half"], facts["trained"], strict=True):
+        assert half == pytest.approx((base + trained) / 2, abs=0.3 * abs(trained - base) + 1e-4)
+
+
+@only(TOOLKIT)
 def test_what_the_toolkit_adds_is_refused_in_words(client: Client) -> None:
-    """forward_backward_reverse_kl and interpolate_checkpoints are not in the engine yet."""
+    """forward_backward_reverse_kl is not in the engine yet."""
     facts = client.facts("toolkit", "not_yet")
-    assert_refused(facts["refusals"], reverse_kl="importance_sampling", interpolate="combine")
+    assert_refused(facts["refusals"], reverse_kl="importance_sampling")
     assert facts["loss"] > 0

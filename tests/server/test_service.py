@@ -164,8 +164,44 @@ def test_mint_extras_that_are_not_there_yet_say_what_is_missing(live: Live) -> N
         "type": "mint_forward_backward_reverse_kl",
     }
     assert "whole vocabulary" in live.refused("/mint/forward_backward_reverse_kl", body)
-    body = {"source_paths": ["a"], "coefficients": [1.0], "output_path": None, "output_checkpoint_type": "sampler"}
-    assert "combines saved adapters" in live.refused("/mint/checkpoints/interpolate", body)
+
+
+def test_checkpoints_are_interpolated_into_sampler_weights_of_their_own(live: Live) -> None:
+    model = live.model()
+    paths = [live.save(model, 1, "state"), live.save(model, 2, "one", "save_weights_for_sampler")]
+    body = {
+        "source_paths": paths,
+        "coefficients": [0.25, 0.75],
+        "output_path": None,
+        "output_checkpoint_type": "sampler",
+    }
+    done = live.fetch(live.post("/mint/checkpoints/interpolate", body))
+    assert (done["source_paths"], done["coefficients"], done["checkpoint_type"]) == (paths, [0.25, 0.75], "sampler")
+    assert done["path"].endswith("/sampler_weights/interpolated")
+    named = live.fetch(live.post("/mint/checkpoints/interpolate", body | {"output_path": "half way"}))
+    assert named["path"].endswith("/sampler_weights/half way")
+    ((folders, coefficients, _), _) = [call[1:] for call in live.backend.calls if call[0] == "combine"]
+    assert len(folders) == 2 and coefficients == [0.25, 0.75]
+    assert live.post("/weights_info", {"tinker_path": done["path"]})["lora_rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"coefficients": [1.0]}, "2 source_paths and 1 coefficients"),
+        ({"source_paths": [], "coefficients": []}, "at least one"),
+        ({"source_paths": ["tinker://no/weights/x", "tinker://no/weights/y"]}, "no checkpoint"),
+        ({"output_checkpoint_type": "training"}, "output_checkpoint_type"),
+        ({"coefficients": [1.0, True]}, "coefficients"),
+        ({"output_path": "a/b"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_interpolated_is_refused(live: Live, change: dict[str, object], said: str) -> None:
+    path = live.save(live.model(), 1, "state")
+    body = {"source_paths": [path, path], "coefficients": [0.5, 0.5]} | change
+    answer = live.http.post("/mint/checkpoints/interpolate", json=body)
+    assert answer.status_code in (400, 404) and said in answer.text
+    assert "combine" not in live.backend.names()
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,30 @@ def upload(packed: bytes) -> dict[str, str]:
 
 
 @scenario
+def interpolation() -> Any:
+    """Half of two adapters of different ranks, one of them new and so nothing: half way from the base model."""
+    service = sdk.ServiceClient()
+    trained, new = (service.create_lora_training_client(MODEL, rank=rank) for rank in (4, 2))
+    train(trained, SUMS)
+    paths = [client.save_weights_for_sampler("one").result(PATIENCE).path for client in (trained, new)]
+    done = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[0.5, 0.5], output_path="half")
+    whole = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[1.0, 7.0])
+    text = types.ModelInput.from_ints([65, 66, 67, 68])
+
+    def scored(**target: str) -> list[float]:
+        return service.create_sampling_client(**target).compute_logprobs(text).result(PATIENCE)[1:]
+
+    return {
+        "answer": done.model_dump(),
+        "paths": paths,
+        "base": scored(base_model=MODEL),
+        "half": scored(model_path=done.path),
+        "whole": scored(model_path=whole.path),
+        "trained": scored(model_path=paths[0]),
+    }
+
+
+@scenario
 def not_yet() -> Any:
     service = sdk.ServiceClient()
     client = service.create_lora_training_client(MODEL, rank=4)
@@ -56,9 +80,6 @@ def not_yet() -> Any:
     )
     attempts = {
         "reverse_kl": lambda: sdk.mint.forward_backward_reverse_kl(client, reference_model_path=path, data=[one]),
-        "interpolate": lambda: sdk.mint.interpolate_checkpoints(
-            service, source_paths=[path, path], coefficients=[0.5, 0.5]
-        ),
     }
     return {"refusals": {name: refusal(call) for name, call in attempts.items()}, "loss": train(client, SUMS)}
 

@@ -115,6 +115,24 @@ class Engine:
     ) -> Future[ForwardBackwardOutput]:
         return self._train(adapter, partial(self._pass, data, loss_fn, config, True))
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        def work(tenant: Tenant) -> Steps:
+            model, trainer = tenant.runtime.model, tenant.runtime.trainer
+            other = None if reference is None else checkpoint.read(reference).policy(model.linears, model.dtype)
+            steps = trainer.reverse_kl(tenant.adapter, other, data, reference_data, temperature)
+            output = yield from self._passes.run(steps)
+            self._tokens_trained += token_count(data)
+            return output
+
+        return self._train(adapter, work)
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         def work(tenant: Tenant) -> Steps:
             figures = yield from self._passes.call(partial(_update, tenant, params))

@@ -104,6 +104,16 @@ class EngineProcess:
     ) -> Future[ForwardBackwardOutput]:
         return self._call("forward_backward", adapter, data, loss_fn, config)
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        return self._call("reverse_kl", adapter, reference, data, reference_data, temperature)
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         return self._call("optim_step", adapter, params)
 

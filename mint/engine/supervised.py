@@ -140,6 +140,16 @@ class SupervisedEngine:
     ) -> Future[ForwardBackwardOutput]:
         return self._once(lambda engine: engine.forward_backward(adapter, data, loss_fn, config))
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        return self._once(lambda engine: engine.reverse_kl(adapter, reference, data, reference_data, temperature))
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         return self._once(lambda engine: engine.optim_step(adapter, params))
 

@@ -19,13 +19,14 @@ from mint.types import (
     ModelInput,
     OptimStepResponse,
     PromptAltTokens,
+    ReverseKLDatum,
     SampledSequence,
     SampleRequest,
     SampleResponse,
     SamplingParams,
     TensorData,
 )
-from mint.wire.calls import ForwardBackwardCall, SampleCall
+from mint.wire.calls import ForwardBackwardCall, ReverseKLCall, SampleCall
 
 T = TypeVar("T")
 
@@ -157,6 +158,24 @@ def forward_backward_from_json(value: Any, input_field: str) -> ForwardBackwardC
         loss_fn=_typed(given, "loss_fn", str),
         loss_fn_config=dict(given.get("loss_fn_config", {})),
         forward_only=input_field == "forward_input",
+    )
+
+
+_REVERSE_KL_FIELDS = [f.name for f in dataclasses.fields(ReverseKLDatum)]
+
+
+def reverse_kl_from_json(path: str, data: Sequence[Any], temperature: float) -> ReverseKLCall:
+    read = []
+    for index, value in enumerate(data):
+        given = fields_of(value, f"datum {index}", _REVERSE_KL_FIELDS, _REVERSE_KL_FIELDS)
+        student, reference = (model_input_from_json(given[name]) for name in ("student_input", "reference_input"))
+        targets, weights = (tensor_from_json(given[name]) for name in ("target_tokens", "weights"))
+        try:
+            read.append(ReverseKLDatum(student, reference, targets, weights))
+        except BadRequest as error:
+            raise BadRequest(f"datum {index}: {error}") from error
+    return ReverseKLCall(
+        path, compact([one.student() for one in read]), compact([one.reference() for one in read]), temperature
     )
 
 

@@ -56,7 +56,8 @@ STATE = CLIENT + "test_t11_state_is_saved_found_and_loaded_again"
 SAMPLED = SAMPLING + "test_every_field_of_newer_clients_reaches_the_backend"
 CLONES = SAMPLING + "test_finished_samples_of_a_clone_can_be_asked_for_together"
 INTERPOLATED = SERVICE + "test_checkpoints_are_interpolated_into_sampler_weights_of_their_own"
-MINT_EXTRAS = SERVICE + "test_mint_extras_that_are_not_there_yet_say_what_is_missing"
+REVERSE_KL = SERVICE + "test_reverse_kl_reaches_the_backend_with_both_texts_aligned_at_their_end"
+DISTILLED = "test_end_to_end.py::test_reverse_kl_distils_a_teacher_who_is_told_more"
 REFUSED_BY_OPENAI_ROUTE = OPENAI + "test_what_cannot_be_honoured_is_refused_by_name_in_openais_shape"
 TELLS_NOTHING = "Says who asks or how the answer is booked; the answer is the same."
 
@@ -148,7 +149,7 @@ REQUESTS: dict[str, dict[str, Entry]] = {
     "CancelFuture": {"request_id": SAMPLING + "test_a_cancelled_sample_is_cancelled_in_the_backend"},
     "WeightsInfo": {"tinker_path": SAVING + "test_weights_info_tells_how_to_make_a_model_like_it"},
     "SetTtl": {"ttl_seconds": REST},
-    "ReverseKL": dict.fromkeys(("reference_model_path", "data", "temperature"), refused(MINT_EXTRAS)),
+    "ReverseKL": dict.fromkeys(("reference_model_path", "data", "temperature"), REVERSE_KL),
     "Interpolate": {
         **dict.fromkeys(("source_paths", "coefficients", "output_path"), INTERPOLATED),
         "output_checkpoint_type": refused(SERVICE + "test_what_cannot_be_interpolated_is_refused"),
@@ -313,6 +314,7 @@ TYPES: dict[str, dict[str, Entry]] = {
         "sparse_col_indices": SPARSE,
     },
     "Datum": {"model_input": ONE_STEP, "loss_fn_inputs": ONE_STEP},
+    "ReverseKLDatum": dict.fromkeys(("student_input", "reference_input", "target_tokens", "weights"), DISTILLED),
     "ModelInput": {"chunks": "test_types.py::test_model_input_length_is_the_number_of_its_ids"},
     "EncodedTextChunk": {
         "tokens": "test_types.py::test_model_input_round_trips_token_ids",
@@ -363,6 +365,9 @@ CLIENT_CALLS: dict[str, dict[str, Entry]] = {
     "TrainingClient.forward_backward": DATA,
     "TrainingClient.forward_backward_custom": dict.fromkeys(
         ("data", "loss_fn"), "test_end_to_end.py::test_a_custom_loss_makes_the_same_update_as_the_equal_built_in"
+    ),
+    "TrainingClient.forward_backward_reverse_kl": dict.fromkeys(
+        ("data", "reference_model_path", "temperature"), DISTILLED
     ),
     "TrainingClient.optim_step": {"adam_params": CHANGES},
     "TrainingClient.save_state": dict(NAMED),

@@ -93,7 +93,8 @@ def queries() -> dict[str, list[str]]:
 
 def parameter_types() -> dict[str, list[str]]:
     kinds = ("SamplingParams", "SampleRequest", "AdamParams", "LoraConfig", "TensorData", "Datum", "ModelInput")
-    return {kind: list(inspect.signature(getattr(types, kind)).parameters) for kind in (*kinds, "EncodedTextChunk")}
+    more = ("ReverseKLDatum", "EncodedTextChunk")
+    return {kind: list(inspect.signature(getattr(types, kind)).parameters) for kind in (*kinds, *more)}
 
 
 def client_calls() -> dict[str, list[str]]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response, UploadFile
+from fastapi import APIRouter, Query, Request, Response, UploadFile
 
 from mint.doorbell import arriving
-from mint.errors import BadRequest, NotFound
-from mint.server import requests
+from mint.errors import BadRequest, MintError, NotFound
+from mint.server import requests, steps
 from mint.server.archive import read_adapter, unpack
 from mint.server.auth import User
+from mint.server.bodies import in_passing
 from mint.server.checkpoints import check_name
 from mint.server.futures import Answer, json_answer
-from mint.server.routes import Caller, State, answer, envelope
+from mint.server.routes import Caller, State, Uncounted, accepted, answer, envelope
 from mint.server.state import Server
 from mint.server.store import CheckpointRow
 from mint.server.usage import report
@@ -63,15 +65,18 @@ async def usage(
 
 
 @router.post("/mint/forward_backward_reverse_kl")
-async def reverse_kl(body: requests.ReverseKL, server: State, user: Caller) -> None:
+async def reverse_kl(body: requests.ReverseKL, request: Request, server: State, user: Uncounted) -> Response:
     model = server.models.find(body.model_id, user)
-
-    if body.seq_id is not None:
-        server.models.refuse(model.id, body.seq_id, user)
-    raise BadRequest(
-        "forward_backward_reverse_kl needs a backend that computes a divergence over the whole vocabulary, and this "
-        "one does not yet; use forward_backward with importance_sampling and a KL term in the advantages."
-    )
+    with contextlib.suppress(MintError):  # told by the checks that follow, which spend the number
+        row = server.checkpoints.resolve(body.reference_model_path, user)
+        await asyncio.to_thread(server.checkpoints.fetch, row)
+    try:
+        call = await in_passing(partial(steps.reverse_kl_call, body), len(await request.body()))
+    except BadRequest:
+        if body.seq_id is not None:
+            server.models.refuse(model.id, body.seq_id, user)
+        raise
+    return accepted(await server.models.submit(model, call), request, server)
 
 
 @router.post("/mint/checkpoints/interpolate")

@@ -7,7 +7,7 @@ import os
 import urllib.request
 from typing import Any
 
-from common import MODEL, PATIENCE, SUMS, furthest, logprobs_of, refusal, report, scenario, sdk, train, types
+from common import MODEL, PATIENCE, SUMS, furthest, logprobs_of, report, scenario, sdk, train, types
 
 ADDRESS, KEY = os.environ["MINT_BASE_URL"], os.environ["MINT_API_KEY"]
 
@@ -67,21 +67,26 @@ def interpolation() -> Any:
 
 
 @scenario
-def not_yet() -> Any:
+def reverse_kl() -> Any:
+    """A student comes to answer like a trained model."""
     service = sdk.ServiceClient()
-    client = service.create_lora_training_client(MODEL, rank=4)
-    path = client.save_weights_for_sampler("one").result(PATIENCE).path
-    text = types.ModelInput.from_ints([65, 66])
+    teacher, student = (service.create_lora_training_client(MODEL, rank=4) for _ in range(2))
+    for _ in range(5):
+        train(teacher, SUMS)
+    path = teacher.save_weights_for_sampler("one").result(PATIENCE).path
+    tokens = [65, 66, 67, 68]
     one = sdk.mint.ReverseKLDatum(
-        student_input=text,
-        reference_input=text,
-        target_tokens=types.TensorData(data=[66, 67], dtype="int64", shape=[2]),
-        weights=types.TensorData(data=[1.0, 1.0], dtype="float32", shape=[2]),
+        student_input=types.ModelInput.from_ints(tokens[:-1]),
+        reference_input=types.ModelInput.from_ints(tokens[:-1]),
+        target_tokens=types.TensorData(data=tokens[1:], dtype="int64", shape=[3]),
+        weights=types.TensorData(data=[0.0, 1.0, 1.0], dtype="float32", shape=[3]),
     )
-    attempts = {
-        "reverse_kl": lambda: sdk.mint.forward_backward_reverse_kl(client, reference_model_path=path, data=[one]),
-    }
-    return {"refusals": {name: refusal(call) for name, call in attempts.items()}, "loss": train(client, SUMS)}
+    found = []
+    for _ in range(20):
+        answer = sdk.mint.forward_backward_reverse_kl(student, reference_model_path=path, data=[one])
+        student.optim_step(types.AdamParams(learning_rate=1e-2)).result(PATIENCE)
+        found.append(answer.model_dump())
+    return {"answers": [found[0], found[-1]]}
 
 
 report()

@@ -46,8 +46,8 @@ def upload(packed: bytes) -> dict[str, str]:
 def interpolation() -> Any:
     """Half of two adapters of different ranks, one of them new and so nothing: half way from the base model."""
     service = sdk.ServiceClient()
-    trained, new = (service.create_lora_training_client(MODEL, rank=rank) for rank in (4, 2))
-    train(trained, SUMS)
+    trained, new = (service.create_lora_training_client(MODEL, rank=rank, seed=rank) for rank in (4, 2))
+    train(trained, SUMS, 1e-2)
     paths = [client.save_weights_for_sampler("one").result(PATIENCE).path for client in (trained, new)]
     done = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[0.5, 0.5], output_path="half")
     whole = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[1.0, 7.0])
@@ -70,7 +70,7 @@ def interpolation() -> Any:
 def reverse_kl() -> Any:
     """A student comes to answer like a trained model."""
     service = sdk.ServiceClient()
-    teacher, student = (service.create_lora_training_client(MODEL, rank=4) for _ in range(2))
+    teacher, student = (service.create_lora_training_client(MODEL, rank=4, seed=seed) for seed in range(2))
     for _ in range(5):
         train(teacher, SUMS)
     path = teacher.save_weights_for_sampler("one").result(PATIENCE).path
@@ -84,7 +84,7 @@ def reverse_kl() -> Any:
     found = []
     for _ in range(20):
         answer = sdk.mint.forward_backward_reverse_kl(student, reference_model_path=path, data=[one])
-        student.optim_step(types.AdamParams(learning_rate=1e-2)).result(PATIENCE)
+        student.optim_step(types.AdamParams(learning_rate=1e-3)).result(PATIENCE)
         found.append(answer.model_dump())
     return {"answers": [found[0], found[-1]]}
 

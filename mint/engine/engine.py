@@ -17,6 +17,7 @@ from typing import Any
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.columns import token_count
 from mint.engine import checkpoint
+from mint.engine.combining import combine
 from mint.engine.device import Device
 from mint.engine.holdings import Room
 from mint.engine.lanes import Steps
@@ -101,6 +102,24 @@ class Engine:
     ) -> Future[ForwardBackwardOutput]:
         return self._train(adapter, partial(self._pass, data, loss_fn, config, True))
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        def work(tenant: Tenant) -> Steps:
+            model, trainer = tenant.runtime.model, tenant.runtime.trainer
+            other = None if reference is None else checkpoint.read(reference).policy(model.linears, model.dtype)
+            steps = trainer.reverse_kl(tenant.adapter, other, data, reference_data, temperature)
+            output = yield from self._passes.run(steps)
+            self._tokens_trained += token_count(data)
+            return output
+
+        return self._train(adapter, work)
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         def work(tenant: Tenant) -> Steps:
             figures = yield from self._passes.call(partial(_update, tenant, params))
@@ -168,6 +187,14 @@ class Engine:
 
         return self._worker.submit(policy, work)
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        def work() -> Steps:
+            writing = self._writer.submit(combine, folders, coefficients, folder)
+            yield writing
+            return writing.result()
+
+        return self._worker.submit(folder, work, quick=True)
+
     def sample(self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None) -> Future[SampleResponse]:
         return self._policies.sample(policy, request, on_tokens)
 
@@ -183,6 +210,7 @@ class Engine:
 
     def close(self) -> None:
         self._runtimes.close()
+        self._policies.close()
         self._worker.close()
         self._passes.close()
         self._writer.shutdown()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mint.engine.lanes import Steps
 from mint.engine.lora import Adapter
 from mint.engine.outcomes import settle
 from mint.engine.residence import Pin, Residence
+from mint.engine.sampler.grammar import Grammar
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder
 from mint.engine.verify import Proof
 from mint.engine.worker import Worker
@@ -36,6 +37,7 @@ class Policies:
         self._worker = worker
         self._residence = residence
         self.by_name: dict[str, Policy] = {}
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-grammars")
 
     def add_base(self, name: str, runtime: Runtime) -> None:
         """The base model itself, without an adapter."""
@@ -98,6 +100,11 @@ class Policies:
         policy = self.by_name[name]
         if policy.proof.verdict.done():
             policy.proof.verdict.result()  # raises why the policy was refused
+        grammar: Grammar | None = None
+        if request.sampling_params.constrained:
+            compiling = self._compiler.submit(policy.runtime.grammars.compiled, request.sampling_params)
+            yield compiling
+            grammar = compiling.result()
         pin: Pin | None = None
         if policy.holding is not None:
             try:
@@ -106,7 +113,7 @@ class Policies:
                 self.forget(name)
                 raise
         try:
-            self._hand_over(policy, request, on_tokens, future, pin)
+            self._hand_over(policy, request, on_tokens, future, pin, grammar)
         except Exception:
             if pin is not None:
                 pin.release()
@@ -119,6 +126,7 @@ class Policies:
         on_tokens: OnTokens | None,
         future: Future[SampleResponse],
         pin: Pin | None,
+        grammar: Grammar | None,
     ) -> None:
         """To the sampler. The pin is released when it is done with the weights."""
         sampler, proof = policy.runtime.sampler, policy.proof
@@ -128,7 +136,7 @@ class Policies:
                 pin.release()
             _settle_proved(proof, future, answer)
 
-        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens))
+        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens), grammar=grammar)
         if not proof.verdict.done():  # the proof computes with the same weights, and may outlast the sample
             self._hold_until(proof.verdict, policy)
         policy.runtime.verifier.begin(proof, policy.adapter)
@@ -148,6 +156,10 @@ class Policies:
         if policy.holding is not None:
             pin = self._residence.pin(policy.holding)
             verdict.add_done_callback(lambda _: self._worker.call_soon(pin.release))
+
+    def close(self) -> None:
+        """Before the worker, which fails what is under way."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
 
 
 def _settle_proved(proof: Proof, future: Future[Any], answer: Any) -> None:

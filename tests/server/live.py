@@ -25,9 +25,10 @@ LIMITS = {
     "load_wait_seconds": 60.0,
     "sweep_seconds": 0.05,
     "keys_seconds": 0.0,
+    "least_free_memory": 0,
 }
 """Quick where something is looked after, patient where something is waited for: a test that is about the end of a wait
-says how long it is, and the others do not fail on a machine that is slow."""
+says how long it is, and the others do not fail on a machine that is slow or full."""
 
 
 class Live:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "adapter.h"
 #include "attention.h"
 #include "draw.h"
 #include "pool.h"
@@ -213,17 +214,23 @@ void mint_pack(const float* weight_OI, int64_t outputs, int64_t inputs, float* p
     pack(weight_OI, outputs, inputs, inputs, 1, packed);
 }
 
-// B of an adapter, input by input, and for each panel the first and the last input that is not nothing.
-void mint_pack_up(const float* up_RO, int64_t rank, int64_t outputs, float* packed, int64_t* ranges) {
-    pack(up_RO, outputs, rank, 1, outputs, packed);
-    for (int64_t panel = 0; panel < panels_of(outputs); panel++) {
-        const int64_t columns = std::min(PANEL, outputs - panel * PANEL);
-        int64_t from = rank, to = 0;
-        for (int64_t r = 0; r < rank; r++) {
-            const float* row = up_RO + r * outputs + panel * PANEL;
-            if (std::any_of(row, row + columns, [](float x) { return x != 0.0f; })) from = std::min(from, r), to = r + 1;
-        }
-        ranges[2 * panel] = std::min(from, to), ranges[2 * panel + 1] = to;
+// How many floats of memory an adapter's packed matrices want.
+int64_t mint_adapter_memory(const Decoder* decoder, const Adapter* adapter) {
+    Memory memory(nullptr);
+    for (int64_t number = 0; number < decoder->projections(); number++)
+        take_low_rank(Adapted(*decoder, adapter, number), memory);
+    return memory.used();
+}
+
+// `parts`: one for each projection.
+void mint_pack_adapter(const Decoder* decoder, const Adapter* adapter, float* room, LowRank* parts) {
+    Memory memory(room);
+    for (int64_t number = 0; number < decoder->projections(); number++) {
+        const Adapted adapted(*decoder, adapter, number);
+        parts[number] = take_low_rank(adapted, memory);
+        if (!parts[number].rank) continue;
+        pack_down(adapted, parts[number].down);
+        pack_up(adapted, adapter->scale, parts[number].up, parts[number].ranges);
     }
 }
 

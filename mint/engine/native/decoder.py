@@ -1,6 +1,6 @@
 """`NativeDecoder`: the passes of sampling in native code. An adapter's matrices are packed when it is first met.
 
-Shapes: T rows, N rows that want logits, H hidden size, V vocabulary, O outputs and I inputs of a projection, R rank.
+Shapes: T rows, N rows that want logits, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import joined
 from mint.engine.lora import Adapter, Rows
 from mint.engine.native import structures
 from mint.engine.native.structures import address
-from mint.engine.native.weights import PackedLowRank, PackedWeights
+from mint.engine.native.weights import AdapterMatrices, PackedWeights
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,15 @@ class NativeDecoder:
 
     def _adapter(self, adapter: Adapter) -> _PackedAdapter:
         if adapter not in self._adapters:
-            self._adapters[adapter] = _PackedAdapter(self._weights, adapter)
+            self._adapters[adapter] = _PackedAdapter(self._weights, self._decoder, adapter)
         return self._adapters[adapter]
 
 
 class _PackedAdapter:
     """One adapter's part of every projection: `parts`, and what they point to."""
 
-    def __init__(self, weights: PackedWeights, adapter: Adapter) -> None:
-        projections = weights.projections
-        self.parts = (structures.LowRank * len(projections))()
-        self._held: list[PackedLowRank] = []
-        for number, projection in enumerate(projections):
-            if (pair := joined(adapter, projection)) is not None:
-                self._held.append(PackedLowRank(weights.functions, *pair))
-                self.parts[number] = self._held[-1].structure
+    def __init__(self, weights: PackedWeights, decoder: structures.Decoder, adapter: Adapter) -> None:
+        functions, matrices = weights.functions, AdapterMatrices(weights, adapter)
+        self.parts = (structures.LowRank * len(weights.projections))()
+        self._room = torch.empty(functions.mint_adapter_memory(decoder, matrices.structure))
+        functions.mint_pack_adapter(decoder, matrices.structure, address(self._room), self.parts)

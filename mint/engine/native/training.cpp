@@ -42,7 +42,7 @@ public:
         const int64_t lowest = lowest_trained();
         adapter_.clear_gradients();
         std::memset(space_.grad, 0, batch_.rows * decoder_.hidden * sizeof(float));
-        by_row_blocks(0, batch_.live, [&](int64_t first, int64_t rows) { head_.backward(first, rows, grad_cells); });
+        head_.backward(grad_cells);
         for (int64_t n = decoder_.num_layers - 1; n >= lowest; n--) {
             // Its output is written where nobody looks any more.
             if (batch_.lean) layers_.forward(n, space_.hidden);

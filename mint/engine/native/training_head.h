@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <numeric>
 
 #include "rows.h"
 #include "training_projection.h"
@@ -17,7 +18,9 @@ public:
     void forward(int64_t first, int64_t rows, bool live, float* logprobs) {
         const int64_t vocabulary = decoder_.unembedding.outputs, width = decoder_.hidden;
         std::vector<double> sums(rows);
-        logits(first, rows);
+        std::vector<int64_t> places(rows);
+        std::iota(places.begin(), places.end(), first);
+        logits(places.data(), rows);
         for (int64_t n = 0; n < rows; n++) {
             float *row = space_.logits + n * vocabulary, largest;
             by_cells(first + n, [&](int64_t cell) { logprobs[cell] = row[batch_.targets[cell]]; });
@@ -37,29 +40,40 @@ public:
         }
     }
 
-    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter.
-    void backward(int64_t first, int64_t rows, const float* grad_cells) {
+    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter. Rows without
+    // a gradient, such as prompts that were given no weights but an advantage of 0, are left out.
+    void backward(const float* grad_cells) {
+        std::vector<int64_t> places;  // in the cells' order
+        for (int64_t cell = 0; cell < batch_.num_cells && batch_.places[cell] < batch_.live; cell++)
+            if (grad_cells[cell] != 0.0f && (places.empty() || places.back() != batch_.places[cell]))
+                places.push_back(batch_.places[cell]);
+        by_row_blocks(0, int64_t(places.size()), [&](int64_t first, int64_t rows) {
+            block_back(places.data() + first, rows, grad_cells);
+        });
+    }
+
+private:
+    void block_back(const int64_t* places, int64_t rows, const float* grad_cells) {
         const int64_t width = decoder_.hidden;
         float* grad = space_.normed;
         if (projections_.low_rank(number_))
-            adapted_back(first, rows, grad_cells, grad);
+            adapted_back(places, rows, grad_cells, grad);
         else
-            for (int64_t n = 0; n < rows; n++) plain_back(first + n, grad_cells, grad + n * width);
+            for (int64_t n = 0; n < rows; n++) plain_back(places[n], grad_cells, grad + n * width);
         for (int64_t n = 0; n < rows; n++) {
-            const int64_t row = batch_.order[first + n] * width;
+            const int64_t row = batch_.order[places[n]] * width;
             norm_back(
                 space_.last + row, decoder_.final_norm, width, decoder_.eps, grad + n * width, space_.grad + row, false
             );
         }
     }
 
-private:
-    // Logits of the rows first..first+rows-1 of the cells' order, whose hidden states come to stand in `narrow`.
-    void logits(int64_t first, int64_t rows) {
+    // Logits of rows at those places of the cells' order, whose hidden states come to stand in `narrow`.
+    void logits(const int64_t* places, int64_t rows) {
         const int64_t width = decoder_.hidden;
         for (int64_t n = 0; n < rows; n++)
             std::memcpy(
-                space_.narrow + n * width, space_.hidden + batch_.order[first + n] * width, width * sizeof(float)
+                space_.narrow + n * width, space_.hidden + batch_.order[places[n]] * width, width * sizeof(float)
             );
         const Rows x{space_.narrow, width};
         projections_.project(decoder_.unembedding, number_, x, rows, space_.low, space_.logits, false);
@@ -128,19 +142,19 @@ private:
         add(space_.means + place * width, -taken);
     }
 
-    void adapted_back(int64_t first, int64_t rows, const float* grad_cells, float* grad) {
+    void adapted_back(const int64_t* places, int64_t rows, const float* grad_cells, float* grad) {
         const int64_t vocabulary = decoder_.unembedding.outputs, width = decoder_.hidden;
-        logits(first, rows);
+        logits(places, rows);
         std::vector<float> low(space_.low, space_.low + rows * projections_.rank(number_));
         for (int64_t n = 0; n < rows; n++) {
             float *row = space_.logits + n * vocabulary, taken = 0.0f, largest;
             const double sum = powers(row, &largest);
-            by_cells(first + n, [&](int64_t cell) { taken += grad_cells[cell] / batch_.temperature; });
+            by_cells(places[n], [&](int64_t cell) { taken += grad_cells[cell] / batch_.temperature; });
             const Vector share = splat(float(-taken / sum));
             by_vectors(vocabulary, [&](int64_t i, int64_t count) {
                 store(row + i, load(row + i, count) * share, count);
             });
-            by_cells(first + n, [&](int64_t cell) {
+            by_cells(places[n], [&](int64_t cell) {
                 row[batch_.targets[cell]] += grad_cells[cell] / batch_.temperature;
             });
         }

@@ -74,7 +74,9 @@ def test_no_micro_batch_is_given_more_tokens_than_the_budget_because_they_are_ch
     sequences = [np.arange(length) + 2000 * n for n, length in enumerate(lengths)]
     batches = plan_evenly(sequences, 1600, lambda _: 2, 1 / 100)
     assert [sum(lengths[i] for i in batch) for batch in batches] == [1500, 1500]
-    assert [sum(lengths[i] for i in batch) for batch in plan_evenly(sequences, 1400, lambda _: 2, 1 / 100)] == [1500] * 2
+    assert [sum(lengths[i] for i in batch) for batch in plan_evenly(sequences, 1400, lambda _: 2, 1 / 100)] == [
+        1500
+    ] * 2
 
 
 def test_what_datums_have_in_common_costs_once() -> None:

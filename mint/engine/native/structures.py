@@ -125,6 +125,7 @@ def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
         "mint_hidden": ([POINTER(Decoder), POINTER(Batch), c_void_p], None),
         "mint_logits": ([POINTER(Decoder), c_void_p, c_int64, POINTER(Run), c_int64, c_int64, c_void_p], None),
         "mint_draw": ([c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
+        "mint_decode": ([POINTER(Decoder), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p], None),
         "mint_pack_back": ([c_void_p, c_int64, c_int64, c_void_p], None),
         "mint_training_memory": ([POINTER(Model), POINTER(MicroBatch)], c_int64),
         "mint_training_forward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),

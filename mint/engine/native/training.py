@@ -95,7 +95,9 @@ class NativePass:
     ) -> None:
         self._training, self._model = training, training.model(backward)
         self._adapter = None if adapter is None else AdapterMatrices(training.weights, adapter)
-        self._parameters = 0 if adapter is None else sum(parameter.numel() for parameter in adapter.parameters())
+        if backward and adapter is not None and self._adapter is not None:
+            whole = sum(parameter.numel() for parameter in adapter.parameters())
+            assert self._adapter.parameters == whole, "there are no gradients of linears that the model does not have"
         tree, cells = batch.tree, batch.targets
         self._held = [np.array(tree.lengths, np.int64), np.array(tree.parents, np.int64)]
         tensors = [batch.tokens_T, batch.positions_T, cells.order_T, cells.places_C, cells.targets_C]
@@ -125,10 +127,10 @@ class NativePass:
 
     def gradients(self, total: Tensor) -> Tensor:
         """Of a number computed from the log-probs, in the adapter's parameters, one after the other."""
-        assert self._batch.keep and self._memory is not None, "asked for without having been announced, or twice"
+        assert self._adapter is not None and self._memory is not None, "announced, and asked for once"
         (grad_C,) = torch.autograd.grad(total, [self._logprobs_C], materialize_grads=True, allow_unused=True)
         grad_C = grad_C.contiguous()
-        gradients_P = torch.empty(self._parameters)
+        gradients_P = torch.empty(self._adapter.parameters)
         self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C), address(gradients_P))
         self._end()
         return gradients_P

@@ -122,16 +122,19 @@ class PackedWeights:
 
 
 class AdapterMatrices:
-    """An adapter's matrices as they lie, for native code to pack: `structure`, and what it points to."""
+    """An adapter's matrices as they lie, for native code to pack: `structure`, and what it points to. Those of linears
+    that the model does not have are none of its business, here as in torch."""
 
     def __init__(self, weights: PackedWeights, adapter: Adapter) -> None:
-        linears = (structures.AdaptedLinear * len(adapter.weights))()
+        known = {weights.places[path]: pair for path, pair in adapter.weights.items() if path in weights.places}
+        linears = (structures.AdaptedLinear * len(known))()
         self._held: list[Tensor] = []
-        for linear, (path, pair) in zip(linears, adapter.weights.items(), strict=True):
-            pair_now = [half.detach().to(torch.float32).contiguous() for half in pair]
-            self._held += pair_now
-            linear.down, linear.up = map(address, pair_now)
-            linear.projection, linear.first, linear.outputs = weights.places[path]
+        for linear, (place, pair) in zip(linears, known.items(), strict=True):
+            down, up = (half.detach().to(torch.float32).contiguous() for half in pair)
+            self._held += (down, up)
+            linear.down, linear.up = address(down), address(up)
+            linear.projection, linear.first, linear.outputs = place
+        self.parameters = sum(half.numel() for half in self._held)
         self.structure = structures.Adapter(linears, len(linears), adapter.config.rank, adapter.scale)
 
 

@@ -14,7 +14,7 @@ class TrainingPass {
 public:
     TrainingPass(const Model& model, const MicroBatch& batch)
         : decoder_(*model.decoder), batch_(batch), memory_(batch.memory),
-          adapter_(decoder_, batch.adapter, batch.keep, memory_), space_(model, batch, adapter_.most_rank(), memory_),
+          adapter_(decoder_, batch.adapter, batch.keep, memory_), space_(model, batch, adapter_, memory_),
           projections_(model, adapter_, space_), layers_(model, batch, space_, projections_),
           head_(model, batch, space_, projections_) {}
 

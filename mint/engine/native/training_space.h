@@ -53,13 +53,16 @@ struct Kept {
 struct Space {
     std::vector<Kept> layers;
     float *last, *hidden, *means;
+    float* powers;  // of e, from the live rows' logits, where they are kept...
+    double* sums;   // ...and what they add up to
     float *normed, *wide, *narrow, *low, *logits;  // of a block
     float *grad, *grad_qkv, *grad_seen;
 
-    Space(const Model& model, const MicroBatch& batch, int64_t most_rank, Memory& memory) {
+    Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory) {
         const Decoder& d = *model.decoder;
         const int64_t rows = batch.rows, block = std::min(rows, ROW_BLOCK), heads = d.heads * d.head_dim;
         const int64_t both = heads + d.kv_heads * d.head_dim, qkv = both + d.kv_heads * d.head_dim;
+        const int64_t most_rank = adapter.most_rank(), before = memory.used();
         layers.resize(d.num_layers);
         for (int64_t n = 0; n < d.num_layers; n++) {
             Kept& kept = layers[n];
@@ -75,6 +78,13 @@ struct Space {
             kept.gate_up = memory.take(rows * 2 * d.intermediate);
             for (float*& low : kept.low) low = memory.take(rows * most_rank);
         }
+        // With an adapter of its own the unembedding's logits are needed on the way back: kept if that is little beside
+        // the rest, computed again if it is not.
+        const int64_t kept_of_a_row = (memory.used() - before) / std::max<int64_t>(1, rows);
+        const bool keeps = adapter.part(PROJECTIONS * d.num_layers) && d.unembedding.outputs <= kept_of_a_row / 2;
+        const int64_t kept_rows = batch.keep && !batch.lean && keeps ? batch.live : 0;
+        powers = kept_rows ? memory.take(kept_rows * d.unembedding.outputs) : nullptr;
+        sums = kept_rows ? reinterpret_cast<double*>(memory.take(kept_rows * sizeof(double) / sizeof(float))) : nullptr;
         last = batch.keep ? memory.take(rows * d.hidden) : layers[0].x;
         hidden = memory.take(rows * d.hidden);
         normed = memory.take(block * d.hidden);

@@ -73,6 +73,19 @@ class Backend(Protocol):
         """The same, adding to the adapter's gradients."""
         ...
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        """Adds the gradient of the sum of weight * KL(adapter || reference) over the whole vocabulary, at the positions
+        that have a weight; the loss at each of them comes back. `reference` is a saved folder, or None for the base
+        model; it reads `reference_data`, which ends with the same weights as `data`."""
+        ...
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         """Applies and clears the gradients; without any, a no-op that says so in its metrics."""
         ...
@@ -101,6 +114,10 @@ class Backend(Protocol):
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         """A policy from a saved folder, or the base model itself."""
+        ...
+
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        """Writes the sum of saved adapters, each times its coefficient, as an adapter of its own; its shape."""
         ...
 
     def sample(

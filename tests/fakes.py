@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -144,6 +145,21 @@ class FakeBackend:
         outputs = [{"logprobs": TensorData((-t / 100).astype(np.float32), "float32")} for t in targets]
         return ForwardBackwardOutput(outputs, {"loss:sum": float(sum(t.sum() for t in targets)) / 100})
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        def work() -> ForwardBackwardOutput:
+            self._saved(reference) if reference is not None else None
+            losses = [{"loss": TensorData.of(np.full(datum.model_input.length, 0.5, np.float32))} for datum in data]
+            return ForwardBackwardOutput(losses, {"loss:sum": 1.0})
+
+        return self._do("reverse_kl", work, adapter, reference, data, reference_data, temperature)
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         def work() -> dict[str, float]:
             self.steps[adapter] += 1
@@ -159,6 +175,13 @@ class FakeBackend:
             return 16
 
         return self._do("save_adapter", work, adapter, folder, optimizer)
+
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        def work() -> LoraConfig:
+            shutil.copytree(folders[0], folder)
+            return LoraConfig(rank=8 * len(folders))
+
+        return self._do("combine", work, folders, coefficients, folder)
 
     def load_adapter(self, adapter: str, folder: str, optimizer: bool) -> Future[None]:
         def work() -> None:

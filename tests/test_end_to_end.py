@@ -124,6 +124,36 @@ def test_a_custom_loss_makes_the_same_update_as_the_equal_built_in(service: mint
         np.testing.assert_allclose(one["logprobs"].to_numpy(), other["logprobs"].to_numpy(), atol=1e-4)
 
 
+def test_reverse_kl_distils_a_teacher_who_is_told_more(service: mint.ServiceClient) -> None:
+    """The student reads the question alone and comes to answer like the teacher, who was trained to obey a hint."""
+    teacher, student = new_trainer(service, seed=1), new_trainer(service, seed=2)
+    hinted, plain = sft_datum(teacher, "(say 41) " + PROMPT, " 41"), sft_datum(teacher, PROMPT, " 41")
+    for _ in range(2):
+        teacher.forward_backward([hinted], "cross_entropy")
+        teacher.optim_step(types.AdamParams(learning_rate=2e-3)).result()
+    path = teacher.save_weights_for_sampler("teacher").result().path
+
+    def datum(weight: float = 1.0) -> types.ReverseKLDatum:
+        targets, weights = plain.loss_fn_inputs["target_tokens"], plain.loss_fn_inputs["weights"].to_numpy() * weight
+        return types.ReverseKLDatum(plain.model_input, hinted.model_input, targets, weights)
+
+    def kl(reference: str = path, **options: float) -> types.ForwardBackwardOutput:
+        return student.forward_backward_reverse_kl([datum()], reference, **options).result()
+
+    first, other = kl(), student.forward_backward_reverse_kl([datum(-2.0)], path).result()
+    assert other.metrics["loss:sum"] == pytest.approx(-2 * first.metrics["loss:sum"], rel=1e-5)
+    assert kl("mint/tiny").metrics["kl:mean"] < first.metrics["kl:mean"] != kl(temperature=2.0).metrics["kl:mean"]
+    student.load_state(student.save_state("new").result().path).result()  # drops those gradients
+    for _ in range(20):
+        student.forward_backward_reverse_kl([datum()], path)
+        student.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    last = kl()
+    assert last.metrics["kl:mean"] < 0.6 * first.metrics["kl:mean"]
+    losses = last.loss_fn_outputs[0]["loss"].to_numpy()
+    assert len(losses) == plain.model_input.length
+    assert losses.sum() == pytest.approx(last.metrics["loss:sum"], rel=1e-4)
+
+
 def test_a_resumed_run_takes_the_step_the_unbroken_one_takes(service: mint.ServiceClient) -> None:
     trainer = new_trainer(service)
     datum = sft_datum(trainer)

@@ -24,6 +24,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "quickstart": Verb("quickstart:quickstart", TRAIN, "Watch a model learn to add, here and now, in a minute or two."),
     "train": Verb("train:train", TRAIN, "Train by a recipe, a TOML file or a Python file.", takes_fields=True),
+    "sweep": Verb("sweep:sweep", TRAIN, "Train with several settings and seeds, and compare.", takes_fields=True),
     "eval": Verb("evaluate:evaluate", TRAIN, "Measure a run's checkpoints on its holdout."),
     "bisect": Verb("bisect:bisect", TRAIN, "Find the first bad checkpoint of a run."),
     "dashboard": Verb("dashboard:dashboard", LOOK, "Look at runs in a browser, live or finished, down to the token."),

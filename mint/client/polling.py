@@ -153,6 +153,13 @@ def read_forward_backward(response: Response) -> ForwardBackwardOutput:
     return forward_backward_output_from_json(response.json())
 
 
+def read_reverse_kl(response: Response) -> ForwardBackwardOutput:
+    told = response.json()
+    return forward_backward_output_from_json(
+        {"loss_fn_outputs": told["outputs"], "metrics": told["metrics"], "loss_fn_output_type": "TensorDict"}
+    )
+
+
 def read_sample(response: Response) -> SampleResponse:
     if _is_protobuf(response):
         return sample_response_from_proto(response.content)

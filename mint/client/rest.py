@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
@@ -11,6 +11,7 @@ from urllib.parse import quote, urljoin
 
 from mint.client.connection import Connection
 from mint.client.futures import APIFuture, start
+from mint.client.polling import json_field, retrieve
 from mint.config import ClientConfig
 from mint.errors import Internal
 from mint.types import (
@@ -129,6 +130,18 @@ class RestClient:
     async def set_checkpoint_ttl_from_tinker_path_async(self, tinker_path: str, ttl_seconds: int | None) -> None:
         await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
 
+    def interpolate_checkpoints(
+        self, source_paths: Sequence[str], coefficients: Sequence[float], name: str | None = None
+    ) -> APIFuture[str]:
+        """The path of new sampler weights: the sum of what the checkpoints do to the base model, each times its
+        coefficient. Their ranks may differ; that of the result is their sum."""
+        return start(self._interpolated(source_paths, coefficients, name))
+
+    async def interpolate_checkpoints_async(
+        self, source_paths: Sequence[str], coefficients: Sequence[float], name: str | None = None
+    ) -> str:
+        return await self.interpolate_checkpoints(source_paths, coefficients, name)
+
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> APIFuture[CheckpointArchiveUrlResponse]:
@@ -189,6 +202,12 @@ class RestClient:
         return await self.get_usage(key, run, since)
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    async def _interpolated(self, source_paths: Sequence[str], coefficients: Sequence[float], name: str | None) -> str:
+        transport = await self._connection.open()
+        body = {"source_paths": list(source_paths), "coefficients": list(coefficients), "output_path": name}
+        opened = await transport.post("mint/checkpoints/interpolate", body)
+        return await retrieve(transport, opened["request_id"], "MintInterpolateCheckpoints", json_field("path"))
 
     async def _get(self, path: str, cls: type[T], params: Mapping[str, Any] | None = None) -> T:
         transport = await self._connection.open()

@@ -17,7 +17,7 @@ from mint.client import custom_loss
 from mint.client.chunks import combine, split
 from mint.client.futures import APIFuture, start
 from mint.client.http import Response
-from mint.client.polling import json_as, read_forward_backward, submit
+from mint.client.polling import json_as, read_forward_backward, read_reverse_kl, submit
 from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
@@ -31,6 +31,7 @@ from mint.types import (
     GetInfoResponse,
     LoadWeightsResponse,
     OptimStepResponse,
+    ReverseKLDatum,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
@@ -101,6 +102,23 @@ class TrainingClient:
             return custom_loss.report(surrogate, await backward)
 
         return start(report())
+
+    def forward_backward_reverse_kl(
+        self, data: Sequence[ReverseKLDatum], reference_model_path: str, temperature: float = 1.0
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Adds the gradient of the sum of weight * KL(this model || the reference) over the whole vocabulary, both at
+        this temperature. The reference is a saved path, or the base model by its name. `loss_fn_outputs` holds the
+        `loss` at every position."""
+        if not isinstance(data, Sequence) or not all(isinstance(datum, ReverseKLDatum) for datum in data):
+            raise BadRequest("data must be a list of types.ReverseKLDatum.")
+        body = {"reference_model_path": reference_model_path, "data": to_json(list(data)), "temperature": temperature}
+        path = "mint/forward_backward_reverse_kl"
+        return self._call(path, body, "MintForwardBackwardReverseKL", read_reverse_kl)
+
+    async def forward_backward_reverse_kl_async(
+        self, data: Sequence[ReverseKLDatum], reference_model_path: str, temperature: float = 1.0
+    ) -> APIFuture[ForwardBackwardOutput]:
+        return self.forward_backward_reverse_kl(data, reference_model_path, temperature)
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
         """Applies the accumulated gradients and clears them; without any, a no-op that says so in its metrics."""

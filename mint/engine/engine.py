@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
 from mint.columns import token_count
 from mint.engine import checkpoint
+from mint.engine.combining import combine
 from mint.engine.device import Device, choose_threads
 from mint.engine.faults import as_mint_error
 from mint.engine.holdings import Room
@@ -30,6 +31,7 @@ from mint.engine.memory import used_memory
 from mint.engine.optimizer import AdamW
 from mint.engine.passes import Passes
 from mint.engine.residence import Pin, Residence
+from mint.engine.sampler.grammar import Grammar
 from mint.engine.tenants import Frozen, Policy, Runtime, SnapshotFolder, Tenant, Trained
 from mint.engine.verify import Proof, check_copy
 from mint.engine.worker import Worker
@@ -63,6 +65,7 @@ class Engine:
         self._runtimes = {name: Runtime(name, device, lean) for name in models or ()}
         self._loading: dict[str, Future[Runtime]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-loader")
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-grammars")
         # One thread, so that what was written later is there only after what was written before.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mint-writer")
         self._tenants: dict[str, Tenant] = {}
@@ -111,6 +114,24 @@ class Engine:
         self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
     ) -> Future[ForwardBackwardOutput]:
         return self._train(adapter, partial(self._pass, data, loss_fn, config, True))
+
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        def work(tenant: Tenant) -> Steps:
+            model, trainer = tenant.runtime.model, tenant.runtime.trainer
+            other = None if reference is None else checkpoint.read(reference).policy(model.linears, model.dtype)
+            steps = trainer.reverse_kl(tenant.adapter, other, data, reference_data, temperature)
+            output = yield from self._passes.run(steps)
+            self._tokens_trained += token_count(data)
+            return output
+
+        return self._train(adapter, work)
 
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         def work(tenant: Tenant) -> Steps:
@@ -174,6 +195,14 @@ class Engine:
 
         return self._worker.submit(policy, work)
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        def work() -> Steps:
+            writing = self._writer.submit(combine, folders, coefficients, folder)
+            yield writing
+            return writing.result()
+
+        return self._worker.submit(folder, work, quick=True)
+
     def sample(self, policy: str, request: SampleRequest, on_tokens: OnTokens | None = None) -> Future[SampleResponse]:
         future: Future[SampleResponse] = Future()
 
@@ -197,6 +226,7 @@ class Engine:
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
         self._passes.close()
         self._writer.shutdown()
@@ -315,6 +345,11 @@ class Engine:
         policy = self._policies[name]
         if policy.proof.verdict.done():
             policy.proof.verdict.result()  # raises why the policy was refused
+        grammar: Grammar | None = None
+        if request.sampling_params.constrained:
+            compiling = self._compiler.submit(policy.runtime.grammars.compiled, request.sampling_params)
+            yield compiling
+            grammar = compiling.result()
         pin: Pin | None = None
         if policy.holding is not None:
             try:
@@ -323,7 +358,7 @@ class Engine:
                 self._forget_policy(name)
                 raise
         try:
-            self._sample(policy, request, on_tokens, future, pin)
+            self._sample(policy, request, on_tokens, future, pin, grammar)
         except Exception:
             if pin is not None:
                 pin.release()
@@ -336,6 +371,7 @@ class Engine:
         on_tokens: OnTokens | None,
         future: Future[SampleResponse],
         pin: Pin | None,
+        grammar: Grammar | None,
     ) -> None:
         """The pin is released when the sampler is done with the weights."""
         sampler, proof = policy.runtime.sampler, policy.proof
@@ -345,7 +381,7 @@ class Engine:
                 pin.release()
             _settle_proved(proof, future, answer)
 
-        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens))
+        group = sampler.add(request, policy.adapter, done, on_tokens and _guarded(on_tokens), grammar=grammar)
         if not proof.verdict.done():  # the proof computes with the same weights, and may outlast the sample
             self._hold_until(proof.verdict, policy)
         policy.runtime.verifier.begin(proof, policy.adapter)

@@ -81,12 +81,12 @@ def target_logprobs(
     """log softmax(logits / temperature) of each cell, [C] in float32; differentiable in the hidden states of live rows
     and in the unembedding's adapter."""
     pair = adapter.weights.get(UNEMBEDDING, ()) if adapter is not None else ()
-    head = _Head(model, 0.0 if adapter is None else adapter.scale, temperature)
+    head = Head.of(model, adapter, temperature)
     ordered_TM = hidden_TM.index_select(0, cells.order_T)
     return _TargetLogprobs.apply(head, cells, ordered_TM, *pair).index_select(0, cells.back_C)
 
 
-class _Head:
+class Head:
     """The unembedding, with what stands between its product and the softmax."""
 
     def __init__(self, model: BaseModel, scale: float, temperature: float) -> None:
@@ -96,6 +96,18 @@ class _Head:
         kind = model.device.type if model.device.type in CHUNK_LOGITS else "cpu"
         self.chunk = max(FEWEST_ROWS, CHUNK_LOGITS[kind] // len(self.weight))
         self._powers = _fastest_powers(model.device)
+
+    @classmethod
+    def of(cls, model: BaseModel, adapter: Adapter | None, temperature: float) -> Head:
+        return cls(model, 0.0 if adapter is None else adapter.scale, temperature)
+
+    def logits(self, hidden_NM: Tensor, pair: Sequence[Tensor]) -> Tensor:
+        """[N, V] in float32, as the softmax sees them; differentiable in the hidden states and the pair."""
+        products_NV = self.products(hidden_NM, self.weight)
+        if pair:
+            down, up = (weight.to(hidden_NM.dtype) for weight in pair)
+            products_NV = products_NV + (hidden_NM @ down.T * self.scale) @ up.T
+        return self.bent(products_NV.float())[0]
 
     def widened(self, hidden_TM: Tensor, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[h, scale * A h] and [W, B]: their product is that of the adapted unembedding."""
@@ -157,7 +169,7 @@ class _TargetLogprobs(torch.autograd.Function):
     """Of hidden states in the order of the cells. Saves, for live rows, the mean of [W, B] under the softmax."""
 
     @staticmethod
-    def forward(ctx: Any, head: _Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
+    def forward(ctx: Any, head: Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
         live = cells.live if any(ctx.needs_input_grad) else 0
         wide_TX, weight_VX = head.widened(hidden_TM, pair)
         found_C = wide_TX.new_zeros(len(cells.targets_C))

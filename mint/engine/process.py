@@ -104,6 +104,16 @@ class EngineProcess:
     ) -> Future[ForwardBackwardOutput]:
         return self._call("forward_backward", adapter, data, loss_fn, config)
 
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        return self._call("reverse_kl", adapter, reference, data, reference_data, temperature)
+
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         return self._call("optim_step", adapter, params)
 
@@ -121,6 +131,9 @@ class EngineProcess:
 
     def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
         return self._call("snapshot", adapter, policy, folder)
+
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        return self._call("combine", folders, coefficients, folder)
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         return self._noting(base_model, self._call("load_policy", policy, base_model, folder))

@@ -118,6 +118,9 @@ class SupervisedEngine:
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:
         return self._repeated(lambda engine: engine.load_policy(policy, base_model, folder))
 
+    def combine(self, folders: Sequence[str], coefficients: Sequence[float], folder: str) -> Future[LoraConfig]:
+        return self._repeated(lambda engine: engine.combine(folders, coefficients, folder))
+
     def release(self, name: str) -> Future[None]:
         return self._repeated(lambda engine: engine.release(name))
 
@@ -136,6 +139,16 @@ class SupervisedEngine:
         self, adapter: str, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str]
     ) -> Future[ForwardBackwardOutput]:
         return self._once(lambda engine: engine.forward_backward(adapter, data, loss_fn, config))
+
+    def reverse_kl(
+        self,
+        adapter: str,
+        reference: str | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Future[ForwardBackwardOutput]:
+        return self._once(lambda engine: engine.reverse_kl(adapter, reference, data, reference_data, temperature))
 
     def optim_step(self, adapter: str, params: AdamParams) -> Future[dict[str, float]]:
         return self._once(lambda engine: engine.optim_step(adapter, params))

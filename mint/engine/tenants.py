@@ -19,6 +19,7 @@ from mint.engine.holdings import Holding
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
+from mint.engine.sampler.grammar import Grammars
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.trainer import Trainer
 from mint.engine.verify import History, Proof, Verifier
@@ -32,6 +33,7 @@ class Runtime:
         self.model = BaseModel.load(name, device)
         self.trainer = Trainer(self.model, lean=lean)
         self.sampler = Sampler(self.model)
+        self.grammars = Grammars(self.model)
         self.verifier = Verifier(self.model, self.trainer, self.sampler)
 
 

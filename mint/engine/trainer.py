@@ -21,6 +21,7 @@ from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
 from mint.engine.pass_graphs import PassGraphs
+from mint.engine.reverse_kl import reverse_kl
 from mint.engine.side_by_side import SideBySide
 from mint.engine.token_budget import TokenBudget
 from mint.engine.training_pass import Figures, Pass, Work
@@ -68,6 +69,19 @@ class Trainer:
             adapter.accumulate(outcome.gradients)
         logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
         return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
+
+    def reverse_kl(
+        self,
+        adapter: Adapter,
+        reference: Adapter | None,
+        data: Sequence[Datum],
+        reference_data: Sequence[Datum],
+        temperature: float,
+    ) -> Generator[None, None, ForwardBackwardOutput]:
+        """See `mint.engine.reverse_kl`."""
+        return reverse_kl(
+            self._model, adapter, reference, data, reference_data, temperature, self._budget.tokens, self._lean
+        )
 
     def _on_cores(
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome

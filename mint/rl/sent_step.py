@@ -10,7 +10,10 @@ import numpy as np
 from mint.rl.scored import Scored
 from mint.rl.watched import OptimCall, TrainCall
 
-SENT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+SENT_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 """Sampling parameters whose means are logged every step as `sampling/<name>`."""
 
 

@@ -44,6 +44,14 @@ def expiry(ttl_seconds: int | None) -> float | None:
     return time.time() + ttl_seconds
 
 
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise BadRequest(
+            f"checkpoint name {name!r} cannot be used; give 1 to 120 characters without slashes or control "
+            "characters, for example 'step_0010'."
+        )
+
+
 class Checkpoints:
     def __init__(self, store: Store, storage: Storage) -> None:
         self._store = store
@@ -55,11 +63,7 @@ class Checkpoints:
 
     def reserve(self, run_id: str, kind: str, name: str, overwrite: bool = False) -> str:
         """The name of its files, once its own is known to be good and free; `release_name` ends the claim."""
-        if not _NAME.fullmatch(name) or name in (".", ".."):
-            raise BadRequest(
-                f"checkpoint name {name!r} cannot be used; give 1 to 120 characters without slashes or control "
-                "characters, for example 'step_0010'."
-            )
+        check_name(name)
         if (run_id, kind, name) in self._being_saved:
             raise BadRequest(f"tinker://{run_id}/{kind}/{name} is being saved already.")
         if not overwrite and self._find(run_id, kind, name) is not None:
@@ -151,8 +155,11 @@ class Checkpoints:
         finally:
             self.release_name(run.id, source.kind, source.name)
 
-    def adopt(self, unpacked: Path, base_model: str, lora: LoraConfig, user: User) -> CheckpointRow:
-        """A checkpoint that came from elsewhere, with a run of its own to live in."""
+    def adopt(
+        self, unpacked: Path, base_model: str, lora: LoraConfig, user: User, kind: str = "weights",
+        name: str = UPLOAD_NAME, source: str = "upload",
+    ) -> CheckpointRow:  # fmt: skip
+        """A checkpoint that no run of the user's saved, with a run of its own to live in."""
         run_id = f"{UPLOADS}{uuid.uuid4().hex[:16]}"
         size_bytes = sum(file.stat().st_size for file in unpacked.rglob("*") if file.is_file())
         run = RunRow(
@@ -163,14 +170,14 @@ class Checkpoints:
             train_unembed=lora.train_unembed,
             train_mlp=lora.train_mlp,
             train_attn=lora.train_attn,
-            user_metadata={"source": "upload"},
+            user_metadata={"source": source},
         )
-        folder = f"{run_id}/weights/{UPLOAD_NAME}"
+        folder = f"{run_id}/{kind}/{quote(name, safe=' ')}"
         self.draft(folder).parent.mkdir(parents=True)
         shutil.move(unpacked, self.draft(folder))  # which may be another file system
         self._storage.keep(folder)
         self._store.add(run)
-        return self.record(run, "weights", UPLOAD_NAME, folder, size_bytes)
+        return self.record(run, kind, name, folder, size_bytes)
 
     # Finding --------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mint.server.models import Model
     from mint.server.steps import Call
 
-COMPUTES = ("forward", "forward_backward")
+COMPUTES = ("forward", "forward_backward", "reverse_kl")
 SAVES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
 
 
@@ -79,7 +79,7 @@ class Meter:
         """The same step, counted: tokens once, with its answer; time whenever it is carried out."""
         party = (model.run.owner, model.id)
         tokens = token_count(call.body.data) if call.op in COMPUTES else 0
-        used = Used(trained_tokens=tokens) if call.op == "forward_backward" else Used(prompt_tokens=tokens)
+        used = Used(prompt_tokens=tokens) if call.op == "forward" else Used(trained_tokens=tokens)
 
         def start() -> Future[Any]:
             return self._timed(party, step.start())

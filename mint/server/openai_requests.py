@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mint.errors import BadRequest
 from mint.server.requests import ValidText
@@ -33,6 +33,32 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool, _only(False)] = False
 
 
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: Annotated[bool | None, _only(None, True)] = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('json_schema goes with the type "json_schema", and with no other')
+        return self
+
+    @property
+    def wanted_schema(self) -> dict[str, Any] | None:
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
+
+
 class CommonBody(ValidText):
     model_config = ConfigDict(strict=True)  # neither true nor "2" is a number
 
@@ -49,9 +75,12 @@ class CommonBody(ValidText):
     """Completions may ask for 0, to have their prompt scored; chats are refused it with the other parameters."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[float | None, _only(None, 0)] = None
-    frequency_penalty: Annotated[float | None, _only(None, 0)] = None
-    logit_bias: Annotated[dict[str, float] | None, _only(None, {})] = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
     user: str | None = None
 
     @property
@@ -72,6 +101,12 @@ class CommonBody(ValidText):
             top_k=-1 if self.top_k is None else self.top_k,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=0.0 if self.min_p is None else self.min_p,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias,  # type: ignore[arg-type]
+            regex=self.regex,
+            json_schema=None if self.response_format is None else self.response_format.wanted_schema,
         )
 
 
@@ -83,10 +118,6 @@ class CompletionBody(CommonBody):
     suffix: Annotated[str | None, _only(None, "")] = None
 
 
-class ResponseFormat(BaseModel):
-    type: Annotated[str, _only("text")] = "text"
-
-
 class ChatBody(CommonBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -95,7 +126,6 @@ class ChatBody(CommonBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[str | dict[str, Any] | None, _only(None, "auto", "none")] = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: Annotated[bool | None, _only(None, False)] = None

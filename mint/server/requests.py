@@ -5,13 +5,14 @@ Bodies that carry token arrays (forward, forward_backward, asample) are read by 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mint.errors import BadRequest
 from mint.types import LoraConfig
-from mint.wire import check_text
+from mint.wire import ReverseKLCall, check_text, reverse_kl_from_json
 
 
 class ValidText(BaseModel):
@@ -215,11 +216,14 @@ class SetTtl(Body):
 class ReverseKL(NumberedBody):
     reference_model_path: str
     data: list[Any]
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, gt=0, lt=math.inf)
+
+    def call(self) -> ReverseKLCall:
+        return reverse_kl_from_json(self.reference_model_path, self.data, self.temperature)
 
 
 class Interpolate(Body):
     source_paths: list[str]
     coefficients: list[float]
     output_path: str | None = None
-    output_checkpoint_type: str = "sampler"
+    output_checkpoint_type: Literal["sampler"] = "sampler"

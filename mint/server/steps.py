@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, forward_answer, json_answer
 from mint.server.runner import Step
-from mint.types import OptimStepResponse
+from mint.types import ForwardBackwardOutput, OptimStepResponse
 
 if TYPE_CHECKING:
     from mint.server.models import Model
@@ -69,6 +69,8 @@ def call_from(server: Server, head: Mapping[str, Any], payload: bytes) -> Call:
     fixed = dict(head["fixed"])
     if head["op"] in FORWARDS:
         body: Any = read_forward_backward(payload, fixed, server.limits.body_bytes)
+    elif head["op"] == REVERSE_KL:
+        body = requests.ReverseKL.model_validate(json.loads(payload)).call()
     else:
         body = BODIES[head["op"]].model_validate(json.loads(payload))
     same = bytes.fromhex(head["same"])
@@ -80,6 +82,10 @@ def small_call(op: str, body: requests.NumberedBody | requests.LoadWeights, but:
     same = fingerprint(f"{type(body).__name__} {body.model_dump_json(exclude=but)}".encode())
     payload = json.dumps(body.model_dump()).encode()
     return Call(op, body.seq_id, same, payload, body, len(payload))
+
+
+def reverse_kl_call(body: requests.ReverseKL) -> Call:
+    return replace(small_call(REVERSE_KL, body), body=body.call())
 
 
 def read_forward_backward(payload: bytes, fixed: Mapping[str, Any], limit: int) -> wire.ForwardBackwardCall:
@@ -104,6 +110,43 @@ def forward_backward(server: Server, model: Model, call: Call) -> Step:
     check_plausible(body.data, body.loss_fn, body.loss_fn_config)
     work = server.backend.forward if body.forward_only else server.backend.forward_backward
     return Step(lambda: work(model.id, body.data, body.loss_fn, body.loss_fn_config), forward_answer)
+
+
+def reverse_kl(server: Server, model: Model, call: Call) -> Step:
+    body: wire.ReverseKLCall = call.body
+    if len(body.data) > server.limits.datums:
+        raise BadRequest(
+            f"the request has {len(body.data)} datums and at most {server.limits.datums} may be sent at once; split it."
+        )
+    check_data(body.data, "cross_entropy", *sizes(model.facts))
+    try:
+        check_data(body.reference_data, "cross_entropy", *sizes(model.facts))
+    except BadRequest as error:
+        raise BadRequest(f"reference_input: {error}") from error
+    if not call.fixed:
+        call.fixed["pin"] = _pinned_reference(server, model, call)
+    pin = call.fixed["pin"]
+    folder = None if pin is None else str(model.journal.folder / pin)
+
+    def told(output: ForwardBackwardOutput) -> Answer:
+        kind = "mint_forward_backward_reverse_kl"
+        return json_answer({"outputs": output.loss_fn_outputs, "metrics": output.metrics, "type": kind})
+
+    return Step(
+        lambda: server.backend.reverse_kl(model.id, folder, body.data, body.reference_data, body.temperature), told
+    )
+
+
+def _pinned_reference(server: Server, model: Model, call: Call) -> str | None:
+    """None for the base model itself, by its name."""
+    path: str = call.body.reference
+    if path == model.run.base_model:
+        return None
+    source = server.checkpoints.resolve(path, User(model.run.owner))
+    run = server.checkpoints.run_of(source)
+    if run.base_model != model.run.base_model and not source.run_id.startswith(UPLOADS):
+        raise BadRequest(f"{path} was trained on {run.base_model}, this model on {model.run.base_model}.")
+    return model.journal.pin(call.request_id, server.checkpoints.fetch(source)).name
 
 
 def optim_step(server: Server, model: Model, call: Call) -> Step:
@@ -234,9 +277,11 @@ def load_weights(server: Server, model: Model, call: Call) -> Step:
     )
 
 
+REVERSE_KL = "reverse_kl"
 _PREPARE: dict[str, Callable[[Server, Model, Call], Step]] = {
     "forward": forward_backward,
     "forward_backward": forward_backward,
+    REVERSE_KL: reverse_kl,
     "optim_step": optim_step,
     "save_weights": save_weights,
     "save_weights_for_sampler": save_weights_for_sampler,
@@ -253,7 +298,7 @@ BODIES: dict[str, type[requests.Body]] = {
     "snapshot": requests.SaveWeightsForSampler,
     "load_weights": requests.LoadWeights,
 }
-CHANGE_WEIGHTS = ("forward_backward", "optim_step", "load_weights")
+CHANGE_WEIGHTS = ("forward_backward", REVERSE_KL, "optim_step", "load_weights")
 """What has to be repeated to bring a model back."""
 CHANGE_FILES = ("save_weights", "save_weights_for_sampler", "save_weights_external")
 """What must not be repeated once its answer was given: a checkpoint may have been deleted since."""

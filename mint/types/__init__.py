@@ -5,7 +5,7 @@ SDK, so `import mint as tinker` works; where the SDK drops or renames silently, 
 all imported from here. Encoding lives in `mint.wire`, checks that need a model's facts in `mint.checks`.
 """
 
-from mint.types.datum import LOSS_INPUT_DTYPES, Datum
+from mint.types.datum import LOSS_INPUT_DTYPES, Datum, ReverseKLDatum
 from mint.types.model_input import EncodedTextChunk, ModelInput, ModelInputChunk
 from mint.types.params import LARGE_RATE, MAX_RANK, AdamParams, LoraConfig, SamplingParams
 from mint.types.runs import (
@@ -74,6 +74,7 @@ __all__ = [
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
     "PromptAltTokens",
+    "ReverseKLDatum",
     "SampleRequest",
     "SampleResponse",
     "SampledSequence",

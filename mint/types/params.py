@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -112,6 +112,18 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     """Drop tokens less likely than this share of the likeliest one."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in the prompt or drawn so far are divided by this where positive, multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens drawn so far, from -2 to 2..."""
+    frequency_penalty: float = 0.0
+    """...and this as many times as each was drawn."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids, from -100, in effect a ban, to 100."""
+    regex: str | None = None
+    """The answer matches this from its beginning to its end."""
+    json_schema: Mapping[str, Any] | None = None
+    """The answer is JSON that this schema allows."""
     stop_token_ids: InitVar[Sequence[int] | None] = None
     """Another spelling of token ids in `stop`; both may be given."""
 
@@ -141,8 +153,31 @@ class SamplingParams:
             raise BadRequest(f"min_p is {self.min_p!r:.40}; it must be a number in [0, 1).")
         if self.seed is not None and not _is_whole(self.seed):
             raise BadRequest(f"seed is {self.seed!r:.40}; it must be an integer.")
+        self._check_steering()
         _make_plain(self, int, ("max_tokens", "top_k", "seed"))
-        _make_plain(self, float, ("temperature", "top_p", "min_p"))
+        _make_plain(self, float, ("temperature", "top_p", "min_p", *_PENALTIES))
+
+    def _check_steering(self) -> None:
+        if not 0 < _real(self.repetition_penalty) < math.inf:
+            raise BadRequest(
+                f"repetition_penalty is {self.repetition_penalty!r:.40}; it must be a number above 0 (1: no penalty)."
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= _real(value := getattr(self, name)) <= 2:
+                raise BadRequest(f"{name} is {value!r:.40}; it must be a number from -2 to 2.")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.regex is not None and not isinstance(self.regex, str):
+            raise BadRequest(f"regex is {self.regex!r:.40}; it must be text.")
+        if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
+            raise BadRequest(f"json_schema is {self.json_schema!r:.40}; it must be a JSON object: {{'type': ...}}.")
+        if self.regex is not None and self.json_schema is not None:
+            raise BadRequest("both regex and json_schema were given; an answer follows one of them.")
+        if self.constrained and not self.stops_at_eos:
+            raise BadRequest(
+                "stop=[] turns the end-of-sequence token off, which ends an answer that follows a regex or a "
+                "json_schema; leave stop out."
+            )
 
     @property
     def stop_strings(self) -> list[str]:
@@ -155,3 +190,30 @@ class SamplingParams:
     @property
     def stops_at_eos(self) -> bool:
         return self.stop is None or len(self.stop) > 0
+
+    @property
+    def constrained(self) -> bool:
+        """Answers follow a grammar."""
+        return self.regex is not None or self.json_schema is not None
+
+    @property
+    def steers(self) -> bool:
+        """Logits are moved before a draw, each sequence's by what it has drawn."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0) or bool(self.logit_bias) or self.constrained
+
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """JSON's keys are text: "5" is token 5."""
+    biases: dict[int, float] = {}
+    for key, value in given.items() if isinstance(given, Mapping) else [(given, math.nan)]:
+        token = int(key) if _is_whole(key) or (isinstance(key, str) and key.isdecimal()) else -1
+        if token < 0 or not -100 <= _real(value) <= 100:
+            raise BadRequest(
+                f"logit_bias holds {key!r:.40}: {value!r:.40}; it must map token ids to numbers from -100 to 100."
+            )
+        biases[token] = float(value)
+    return biases

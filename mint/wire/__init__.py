@@ -4,7 +4,7 @@ Client and server both use this package, and nobody else knows the encoding. Wha
 only (unknown fields are refused by name); what needs a model's facts is checked by who has them.
 """
 
-from mint.wire.calls import ForwardBackwardCall, SampleCall
+from mint.wire.calls import ForwardBackwardCall, ReverseKLCall, SampleCall
 from mint.wire.frames import FrameReader, framed, read_frames
 from mint.wire.json_bodies import (
     adam_params_from_json,
@@ -14,6 +14,7 @@ from mint.wire.json_bodies import (
     from_json,
     model_input_from_json,
     read_json,
+    reverse_kl_from_json,
     sample_call_from_json,
     sample_request_to_json,
     sample_response_from_json,
@@ -40,6 +41,7 @@ __all__ = [
     "PROTOBUF",
     "ForwardBackwardCall",
     "FrameReader",
+    "ReverseKLCall",
     "SampleCall",
     "adam_params_from_json",
     "check_text",
@@ -54,6 +56,7 @@ __all__ = [
     "model_input_from_json",
     "read_frames",
     "read_json",
+    "reverse_kl_from_json",
     "sample_call_from_json",
     "sample_request_to_json",
     "sample_response_from_json",

@@ -21,6 +21,17 @@ class ForwardBackwardCall:
 
 
 @dataclass(frozen=True)
+class ReverseKLCall:
+    """One forward_backward_reverse_kl request. `reference_data` is what the reference reads, with the weights at the
+    tokens that both read last."""
+
+    reference: str
+    data: Sequence[Datum]
+    reference_data: Sequence[Datum]
+    temperature: float
+
+
+@dataclass(frozen=True)
 class SampleCall:
     """One sample request and whom it asks: a sampling session, or a base model or checkpoint by name."""
 

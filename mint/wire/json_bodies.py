@@ -19,13 +19,14 @@ from mint.types import (
     ModelInput,
     OptimStepResponse,
     PromptAltTokens,
+    ReverseKLDatum,
     SampledSequence,
     SampleRequest,
     SampleResponse,
     SamplingParams,
     TensorData,
 )
-from mint.wire.calls import ForwardBackwardCall, SampleCall
+from mint.wire.calls import ForwardBackwardCall, ReverseKLCall, SampleCall
 
 T = TypeVar("T")
 
@@ -160,6 +161,24 @@ def forward_backward_from_json(value: Any, input_field: str) -> ForwardBackwardC
     )
 
 
+_REVERSE_KL_FIELDS = [f.name for f in dataclasses.fields(ReverseKLDatum)]
+
+
+def reverse_kl_from_json(path: str, data: Sequence[Any], temperature: float) -> ReverseKLCall:
+    read = []
+    for index, value in enumerate(data):
+        given = fields_of(value, f"datum {index}", _REVERSE_KL_FIELDS, _REVERSE_KL_FIELDS)
+        student, reference = (model_input_from_json(given[name]) for name in ("student_input", "reference_input"))
+        targets, weights = (tensor_from_json(given[name]) for name in ("target_tokens", "weights"))
+        try:
+            read.append(ReverseKLDatum(student, reference, targets, weights))
+        except BadRequest as error:
+            raise BadRequest(f"datum {index}: {error}") from error
+    return ReverseKLCall(
+        path, compact([one.student() for one in read]), compact([one.reference() for one in read]), temperature
+    )
+
+
 def _construct(cls: type[T], value: Any, what: str, extra: Sequence[str] = ()) -> T:
     """A parameter dataclass from JSON, its own checks included."""
     known = [f.name for f in dataclasses.fields(cls)] + list(extra)  # type: ignore[arg-type]
@@ -185,13 +204,16 @@ def adam_params_from_json(value: Any) -> AdamParams:
 
 _ASKED = {f.name: f.default for f in dataclasses.fields(SampleRequest)}
 _ALWAYS_TOLD = ("prompt", "num_samples", "sampling_params")
+_TINKERS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
+_OURS = {f.name: f.default for f in dataclasses.fields(SamplingParams) if f.name not in _TINKERS}
 
 
 def sample_request_to_json(request: SampleRequest) -> dict[str, Any]:
     """What differs from the defaults, so that servers which know fewer fields are not told of them."""
     params = to_json(request.sampling_params)
-    if params["min_p"] == 0:
-        del params["min_p"]
+    for name, default in _OURS.items():
+        if params.get(name) == default:
+            params.pop(name, None)
     body = {"prompt": to_json(request.prompt), "num_samples": request.num_samples, "sampling_params": params}
     for name, default in _ASKED.items():
         if name not in _ALWAYS_TOLD and (value := getattr(request, name)) != default:

@@ -55,7 +55,9 @@ REST = CLIENT + "test_runs_sessions_and_checkpoints_are_listed_and_looked_after"
 STATE = CLIENT + "test_t11_state_is_saved_found_and_loaded_again"
 SAMPLED = SAMPLING + "test_every_field_of_newer_clients_reaches_the_backend"
 CLONES = SAMPLING + "test_finished_samples_of_a_clone_can_be_asked_for_together"
-MINT_EXTRAS = SERVICE + "test_mint_extras_that_are_not_there_yet_say_what_is_missing"
+INTERPOLATED = SERVICE + "test_checkpoints_are_interpolated_into_sampler_weights_of_their_own"
+REVERSE_KL = SERVICE + "test_reverse_kl_reaches_the_backend_with_both_texts_aligned_at_their_end"
+DISTILLED = "test_end_to_end.py::test_reverse_kl_distils_a_teacher_who_is_told_more"
 REFUSED_BY_OPENAI_ROUTE = OPENAI + "test_what_cannot_be_honoured_is_refused_by_name_in_openais_shape"
 TELLS_NOTHING = "Says who asks or how the answer is booked; the answer is the same."
 
@@ -147,10 +149,11 @@ REQUESTS: dict[str, dict[str, Entry]] = {
     "CancelFuture": {"request_id": SAMPLING + "test_a_cancelled_sample_is_cancelled_in_the_backend"},
     "WeightsInfo": {"tinker_path": SAVING + "test_weights_info_tells_how_to_make_a_model_like_it"},
     "SetTtl": {"ttl_seconds": REST},
-    "ReverseKL": dict.fromkeys(("reference_model_path", "data", "temperature"), refused(MINT_EXTRAS)),
-    "Interpolate": dict.fromkeys(
-        ("source_paths", "coefficients", "output_path", "output_checkpoint_type"), refused(MINT_EXTRAS)
-    ),
+    "ReverseKL": dict.fromkeys(("reference_model_path", "data", "temperature"), REVERSE_KL),
+    "Interpolate": {
+        **dict.fromkeys(("source_paths", "coefficients", "output_path"), INTERPOLATED),
+        "output_checkpoint_type": refused(SERVICE + "test_what_cannot_be_interpolated_is_refused"),
+    },
 }
 
 OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
@@ -171,9 +174,12 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "max_tokens": OPENAI + "test_a_length_limit_under_either_name_is_told",
         "stream": OPENAI + "test_tokens_are_streamed_while_the_sample_runs",
         "stream_options": OPENAI + "test_a_stream_is_the_same_text_in_pieces_with_usage_at_the_end",
-        "presence_penalty": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
-        "frequency_penalty": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
-        "logit_bias": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
+        "repetition_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "presence_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "frequency_penalty": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "logit_bias": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
+        "response_format": FUZZ + "test_response_formats_reach_the_backend",
+        "regex": FUZZ + "test_sampling_fields_of_the_chat_route_reach_the_backend",
         "user": inert(TELLS_NOTHING),
     },
     "CompletionBody": {
@@ -183,7 +189,13 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "best_of": refused(FUZZ + "test_the_completion_route_refuses_what_it_cannot_honour"),
         "suffix": refused(FUZZ + "test_the_completion_route_refuses_what_it_cannot_honour"),
     },
-    "ResponseFormat": {"type": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour")},
+    "ResponseFormat": dict.fromkeys(("type", "json_schema"), FUZZ + "test_response_formats_reach_the_backend"),
+    "JsonSchema": {
+        "schema": FUZZ + "test_response_formats_reach_the_backend",
+        "strict": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
+        "name": inert("A name for people; answers follow the schema."),
+        "description": inert("Words for models that are shown the schema; here answers follow it unseen."),
+    },
     "ChatBody": {
         "messages": OPENAI + "test_a_chat_is_rendered_by_the_template_and_answered_without_the_end_token",
         "max_completion_tokens": OPENAI + "test_a_length_limit_under_either_name_is_told",
@@ -192,7 +204,6 @@ OPENAI_REQUESTS: dict[str, dict[str, Entry]] = {
         "tools": OPENAI + "test_tools_reach_the_template_and_calls_come_back",
         "tool_choice": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
         "parallel_tool_calls": inert("The model calls as many tools as it writes; the field only permits several."),
-        "response_format": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
         "chat_template_kwargs": FUZZ + "test_template_arguments_reach_the_template",
         "metadata": inert(TELLS_NOTHING),
         "store": refused(FUZZ + "test_the_chat_route_refuses_what_it_cannot_honour"),
@@ -226,7 +237,10 @@ QUERIES: dict[str, dict[str, Entry]] = {
 
 # ------------------------------------------------------------------------------------------------ the big bodies
 
-PARAMS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p", "min_p", "stop_token_ids")
+PARAMS = (
+    "max_tokens", "seed", "stop", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "regex", "json_schema", "stop_token_ids",
+)  # fmt: skip
 ASKED = (
     "sampling_params", "num_samples", "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs",
     "target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n",
@@ -300,6 +314,7 @@ TYPES: dict[str, dict[str, Entry]] = {
         "sparse_col_indices": SPARSE,
     },
     "Datum": {"model_input": ONE_STEP, "loss_fn_inputs": ONE_STEP},
+    "ReverseKLDatum": dict.fromkeys(("student_input", "reference_input", "target_tokens", "weights"), DISTILLED),
     "ModelInput": {"chunks": "test_types.py::test_model_input_length_is_the_number_of_its_ids"},
     "EncodedTextChunk": {
         "tokens": "test_types.py::test_model_input_round_trips_token_ids",
@@ -351,6 +366,9 @@ CLIENT_CALLS: dict[str, dict[str, Entry]] = {
     "TrainingClient.forward_backward_custom": dict.fromkeys(
         ("data", "loss_fn"), "test_end_to_end.py::test_a_custom_loss_makes_the_same_update_as_the_equal_built_in"
     ),
+    "TrainingClient.forward_backward_reverse_kl": dict.fromkeys(
+        ("data", "reference_model_path", "temperature"), DISTILLED
+    ),
     "TrainingClient.optim_step": {"adam_params": CHANGES},
     "TrainingClient.save_state": dict(NAMED),
     "TrainingClient.load_state": {"path": STATE},
@@ -399,6 +417,9 @@ CLIENT_CALLS: dict[str, dict[str, Entry]] = {
     "RestClient.publish_checkpoint_from_tinker_path": BY_PATH,
     "RestClient.unpublish_checkpoint_from_tinker_path": BY_PATH,
     "RestClient.set_checkpoint_ttl_from_tinker_path": {"tinker_path": REST, "ttl_seconds": REST},
+    "RestClient.interpolate_checkpoints": dict.fromkeys(
+        ("source_paths", "coefficients", "name"), CLIENT + "test_checkpoints_are_interpolated"
+    ),
     "RestClient.get_checkpoint_archive_url": {"training_run_id": REST, "checkpoint_id": REST},
     "RestClient.get_checkpoint_archive_url_from_tinker_path": BY_PATH,
     "RestClient.list_sessions": {

@@ -3,6 +3,7 @@ in the way it is said to."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,6 +105,37 @@ def keeps_only_the_best(**given: Any) -> Callable[[World], bool]:
     return lambda world: tokens(world.sample(**given)) == tokens(world.sample(temperature=0.0))
 
 
+def repeats(world: World, **given: Any) -> int:
+    """Tokens of a long answer that it had said before."""
+    (answer,) = tokens(world.sample(num_samples=1, max_tokens=60, temperature=0.0, **given))
+    return len(answer) - len(set(answer))
+
+
+def repetition_penalty(world: World) -> bool:
+    """A token of the prompt, which the bias makes the likeliest: only this penalty counts the prompt."""
+    token = world.prompt[0]
+    pulled = {"num_samples": 1, "max_tokens": 1, "temperature": 0.0, "logit_bias": {token: 60.0}}
+    again, avoided = world.sample(**pulled), world.sample(**pulled, repetition_penalty=1e6)
+    return tokens(again) == [[token]] != tokens(avoided) and repeats(world, repetition_penalty=1e6) < repeats(world)
+
+
+def logit_bias(world: World) -> bool:
+    forced = tokens(world.sample(logit_bias={65: 100}))
+    banned = world.sample(logit_bias={token: -100 for token in tokens(world.plain)[0]})
+    return forced == [[65] * LENGTH] * COUNT and not set(tokens(banned)[0]) & set(tokens(world.plain)[0])
+
+
+def regex(world: World) -> bool:
+    found = world.sample(regex="[abc]{3}", stop=None)
+    return all(set(world.tokenizer.decode(s.tokens[:-1])) <= set("abc") and len(s.tokens) == 4 for s in found.sequences)
+
+
+def json_schema(world: World) -> bool:
+    found = world.sample(json_schema={"enum": ["yes", "no"]}, stop=None, max_tokens=9)
+    said = {json.loads(world.tokenizer.decode(s.tokens, skip_special_tokens=True)) for s in found.sequences}
+    return said <= {"yes", "no"}
+
+
 def prompt(world: World) -> bool:
     return tokens(world.sample(prompt=world.prompt[:-4])) != tokens(world.plain)
 
@@ -172,6 +204,12 @@ ARGUMENTS: dict[str, Callable[[World], bool]] = {
     "top_k": keeps_only_the_best(top_k=1),
     "top_p": keeps_only_the_best(top_p=1e-6),
     "min_p": keeps_only_the_best(min_p=0.999),
+    "repetition_penalty": repetition_penalty,
+    "presence_penalty": lambda world: repeats(world, presence_penalty=2.0) < repeats(world),
+    "frequency_penalty": lambda world: repeats(world, frequency_penalty=2.0) < repeats(world),
+    "logit_bias": logit_bias,
+    "regex": regex,
+    "json_schema": json_schema,
     "prompt": prompt,
     "num_samples": num_samples,
     "sampling_params": sampling_params,

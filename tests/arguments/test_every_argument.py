@@ -38,7 +38,7 @@ def models_of(module: ModuleType) -> dict[str, list[str]]:
     found = {}
     for name, kind in vars(module).items():
         if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind.__module__ == module.__name__:
-            own = [field for field in kind.model_fields if field in kind.__annotations__]
+            own = [field.alias or name for name, field in kind.model_fields.items() if name in kind.__annotations__]
             if own:
                 found[name] = own
     return found
@@ -93,7 +93,8 @@ def queries() -> dict[str, list[str]]:
 
 def parameter_types() -> dict[str, list[str]]:
     kinds = ("SamplingParams", "SampleRequest", "AdamParams", "LoraConfig", "TensorData", "Datum", "ModelInput")
-    return {kind: list(inspect.signature(getattr(types, kind)).parameters) for kind in (*kinds, "EncodedTextChunk")}
+    more = ("ReverseKLDatum", "EncodedTextChunk")
+    return {kind: list(inspect.signature(getattr(types, kind)).parameters) for kind in (*kinds, *more)}
 
 
 def client_calls() -> dict[str, list[str]]:

@@ -196,23 +196,40 @@ def completion(live: Live, path: str, body: dict[str, Any]) -> Any:
 
 def test_sampling_fields_of_the_chat_route_reach_the_backend(live: Live) -> None:
     fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "stop_token_ids": [9]}
+    fields |= {"repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 0.25}
+    fields |= {"logit_bias": {"5": 1.5, "7": -100}, "regex": "[0-9]+"}
     assert completion(live, "chat/completions", CHAT | fields).is_success
     request = live.backend.calls[-1][2]
     params: SamplingParams = request.sampling_params
     assert (request.num_samples, params.temperature, params.top_p, params.top_k) == (2, 0.5, 0.9, 7)
     assert (params.min_p, params.seed) == (0.1, 3)
     assert 9 in params.stop_ids
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.2, -0.5, 0.25)
+    assert (params.logit_bias, params.regex) == ({5: 1.5, 7: -100.0}, "[0-9]+")
+
+
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}, {"type": "integer"}),
+    ],
+)
+def test_response_formats_reach_the_backend(live: Live, response_format: dict[str, Any], schema: object) -> None:
+    for path, body in (("chat/completions", CHAT), ("completions", {"model": "mint/tiny", "prompt": "hi"})):
+        assert completion(live, path, body | {"response_format": response_format}).is_success
+        assert live.backend.calls[-1][2].sampling_params.json_schema == schema
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", 0.5),
-        ("logit_bias", {"5": 1.0}),
         ("stream_options", {"include_obfuscation": True}),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}, "strict": False}}),
         ("store", True),
         ("reasoning_effort", "high"),
     ],

@@ -87,13 +87,27 @@ def test_a_sample_given_up_while_it_is_held_is_cancelled_in_the_backend(
     assert live.backend.names().count("sample") == 1, "asking for its id does not sample again"
 
 
+STEERING = {
+    "repetition_penalty": 1.5, "presence_penalty": -1.0, "frequency_penalty": 0.5, "logit_bias": {3: -100.0, 4: 2.5},
+    "json_schema": {"type": "object", "properties": {"a": {"const": None}}},
+}  # fmt: skip
+
+
 def test_every_sampling_option_is_answered(live: Live, service: mint.ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model="mint/tiny")
     result = sampler.sample(
         prompt=PROMPT,
         num_samples=3,
         sampling_params=types.SamplingParams(
-            max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x"], stop_token_ids=[7]
+            max_tokens=3,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            min_p=0.1,
+            seed=4,
+            stop=["x"],
+            stop_token_ids=[7],
+            **STEERING,
         ),
         include_prompt_logprobs=True,
         topk_prompt_logprobs=1,
@@ -104,7 +118,7 @@ def test_every_sampling_option_is_answered(live: Live, service: mint.ServiceClie
     ).result()
     (request,) = [call[2] for call in live.backend.calls if call[0] == "sample"]
     assert request.sampling_params == types.SamplingParams(
-        max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x", 7]
+        max_tokens=3, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=4, stop=["x", 7], **STEERING
     )
     assert (request.num_samples, request.prompt_logprobs_last_n) == (3, 1)
     assert len(result.sequences) == len({s.sequence_id for s in result.sequences}) == 3
@@ -316,3 +330,20 @@ def test_a_tokenizer_that_cannot_be_had_is_a_clear_error(tmp_path: Path) -> None
 
     with pytest.raises(mint.NotFound, match="no tokenizer for"):
         load_tokenizer(str(tmp_path))
+
+
+def test_checkpoints_are_interpolated(live: Live, service: mint.ServiceClient) -> None:
+    trainer = service.create_lora_training_client("mint/tiny", rank=8)
+    paths = [trainer.save_state("a").result().path, trainer.save_weights_for_sampler("b").result().path]
+    rest = service.create_rest_client()
+    path = rest.interpolate_checkpoints(paths, [0.5, 1.5], name="mixed").result()
+    assert path.endswith("/sampler_weights/mixed")
+    ((_, folders, coefficients, _),) = [call for call in live.backend.calls if call[0] == "combine"]
+    assert (len(folders), coefficients) == (2, [0.5, 1.5])
+    assert (
+        service.create_sampling_client(model_path=path).sample(PROMPT, 1, types.SamplingParams(max_tokens=2)).result()
+    )
+    with pytest.raises(mint.BadRequest, match="2 source_paths and 1 coefficients"):
+        rest.interpolate_checkpoints(paths, [1.0]).result()
+    with pytest.raises(mint.NotFound, match="no checkpoint"):
+        rest.interpolate_checkpoints([path.replace("mixed", "gone")], [1.0]).result()

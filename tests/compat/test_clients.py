@@ -382,8 +382,20 @@ def test_what_the_server_does_not_have_is_refused_in_words(client: Client) -> No
 
 
 @only(TOOLKIT)
-def test_what_the_toolkit_adds_is_refused_in_words(client: Client) -> None:
-    """forward_backward_reverse_kl and interpolate_checkpoints are not in the engine yet."""
-    facts = client.facts("toolkit", "not_yet")
-    assert_refused(facts["refusals"], reverse_kl="importance_sampling", interpolate="combine")
-    assert facts["loss"] > 0
+def test_the_toolkit_interpolates_checkpoints(client: Client) -> None:
+    """Adapters of different ranks; the sum of what each adds to the base model's weights."""
+    facts = client.facts("toolkit", "interpolation")
+    assert facts["answer"]["path"].endswith("/sampler_weights/half")
+    assert (facts["answer"]["source_paths"], facts["answer"]["coefficients"]) == (facts["paths"], [0.5, 0.5])
+    assert facts["whole"] == pytest.approx(facts["trained"], abs=1e-4)
+    assert facts["half"] != pytest.approx(facts["trained"], abs=1e-3)
+    assert facts["half"] != pytest.approx(facts["base"], abs=1e-3)
+
+
+@only(TOOLKIT)
+def test_the_toolkit_distils_by_reverse_kl(client: Client) -> None:
+    """forward_backward_reverse_kl over the whole vocabulary; the loss comes back position by position."""
+    first, last = client.facts("toolkit", "reverse_kl")["answers"]
+    assert len(first["outputs"][0]["loss"]["data"]) == 3 and first["outputs"][0]["loss"]["data"][0] == 0.0
+    assert sum(first["outputs"][0]["loss"]["data"]) == pytest.approx(first["metrics"]["loss:sum"], rel=1e-4)
+    assert last["metrics"]["kl:mean"] < 0.5 * first["metrics"]["kl:mean"]

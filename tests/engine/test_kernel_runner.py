@@ -68,7 +68,7 @@ def answers(sampler: Sampler, asked: Asked) -> list[SampleResponse]:
 
 def ask(tokens: list[int], samples: int = 1, max_tokens: int = 20, **extras: object) -> SampleRequest:
     params = {"temperature": 1.0, "seed": len(tokens), "stop": []}
-    params |= {name: extras.pop(name) for name in ("temperature", "top_p", "top_k", "stop") if name in extras}
+    params |= {name: extras.pop(name) for name in list(extras) if name in SamplingParams.__dataclass_fields__}
     return SampleRequest(
         ModelInput.from_ints(tokens), SamplingParams(max_tokens=max_tokens, **params), samples, **extras
     )  # type: ignore[arg-type]
@@ -198,6 +198,25 @@ def test_truncated_draws_and_the_likeliest_tokens_are_the_same(tmp_path: Path, r
         for a, b in zip(one.sequences, other.sequences, strict=True):
             for row, same in zip(a.topk_logprobs or [], b.topk_logprobs or [], strict=True):
                 assert [token for token, _ in row] == [token for token, _ in same]
+
+
+def test_steered_draws_are_the_same_and_change_nothing_for_others(
+    tmp_path: Path, runner: Callable[[bool], None]
+) -> None:
+    model = load("qwen3", tmp_path, cuda(torch.float32))
+    steered: Asked = [
+        (ask(list(range(10)), 3, repetition_penalty=1.6), None),
+        (ask(list(range(20)), 2, frequency_penalty=1.5, presence_penalty=0.5, top_k=9, topk_sample_logprobs=2), None),
+        (ask(list(range(15)), 2, logit_bias={3: 4.0, 4: -100.0}), None),
+    ]
+    plain: Asked = [(ask(list(range(30)), 2, 40), None)]
+    ours, reference = both(model, [*steered, *plain], runner)
+    for one, other in zip(ours, reference, strict=True):
+        assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
+        for a, b in zip(one.sequences, other.sequences, strict=True):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)  # type: ignore[arg-type]
+    (alone,), _ = both(model, plain, runner)
+    assert [s.tokens for s in ours[-1].sequences] == [s.tokens for s in alone.sequences]
 
 
 def test_a_stop_inside_a_burst_ends_the_sequence_there(tmp_path: Path, runner: Callable[[bool], None]) -> None:

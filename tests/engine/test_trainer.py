@@ -170,13 +170,13 @@ def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembed
     model = tiny_model("gemma3")
     adapter = model.new_adapter(LoraConfig(rank=2, seed=0, train_unembed=unembed))
     rows: list[int] = []
-    original = chunked._Head.products
+    original = chunked.Head.products
 
-    def counting(self: chunked._Head, hidden: Tensor, weight: Tensor) -> Tensor:
+    def counting(self: chunked.Head, hidden: Tensor, weight: Tensor) -> Tensor:
         rows.append(len(hidden))
         return original(self, hidden, weight)
 
-    monkeypatch.setattr(chunked._Head, "products", counting)
+    monkeypatch.setattr(chunked.Head, "products", counting)
     train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))
     assert rows == ([3, 17, 3] if unembed else [3, 17])
 

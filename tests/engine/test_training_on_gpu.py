@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from reference import group_data, random_adapter
 from test_pass_graphs import dense_attention
+from test_reverse_kl import finished
 from test_trainer import train
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -22,7 +23,7 @@ from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.shared_attention import FlashLayout, flash_attention
 from mint.engine.trainer import Trainer
-from mint.types import ForwardBackwardOutput, LoraConfig
+from mint.types import Datum, ForwardBackwardOutput, LoraConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -245,6 +246,22 @@ def test_recorded_micro_batches_of_two_tenants_by_turns_are_those_of_each_alone(
         answer = found[n]
         assert answer is not None
         assert_near(answer, together[n], expected[n], alone[n])
+
+
+def test_reverse_kl_agrees_with_the_layers_of_transformers(model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "compiled", lambda function: function)
+    keys = ("target_tokens", "weights")
+    data = [Datum(d.model_input, {k: d.loss_fn_inputs[k] for k in keys}) for d in group_data(7, *SHAPES["groups"])]
+    other = random_adapter(model, LoraConfig(rank=4, seed=3), 3).snapshot(model.dtype)
+    ours, theirs = (random_adapter(model, LoraConfig(rank=8, seed=0)) for _ in range(2))
+    found = finished(Trainer(model).reverse_kl(ours, other, data, data, 1.0))
+    monkeypatch.setattr(model, "_fused", None)
+    expected = finished(Trainer(model).reverse_kl(theirs, other, data, data, 1.0))
+    for mine, reference in zip(found.loss_fn_outputs, expected.loss_fn_outputs, strict=True):
+        np.testing.assert_allclose(mine["loss"].to_numpy(), reference["loss"].to_numpy(), atol=0.06)
+    assert ours.gradients is not None and theirs.gradients is not None
+    gaps = [float((a - b).norm() / b.norm()) for a, b in zip(ours.gradients, theirs.gradients, strict=True)]
+    assert np.median(gaps) < 0.05
 
 
 def test_training_agrees_with_the_layers_of_transformers(model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:

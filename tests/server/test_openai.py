@@ -175,9 +175,9 @@ def test_completions_stream(live: Live, client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"extra_body": {"beam_width": 3}}, "beam_width"),
         ({"n": 0}, "n"),

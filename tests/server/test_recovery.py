@@ -18,6 +18,7 @@ from mint.server.journal import Disk
 from mint.server.signer import Signer
 from mint.server.store import Store
 from tests.server.live import Live
+from tests.server.test_service import kl_body
 from tests.waiting import eventually
 
 PORT = 8123
@@ -202,6 +203,17 @@ def test_a_loaded_checkpoint_may_be_deleted_before_the_crash(live: Live) -> None
     live.http.delete(f"/training_runs/{run}/checkpoints/{kind}/{name}").raise_for_status()
     live.restart()
     assert live.fetch(live.step(model, 5))["metrics"]["step"] == 2.0
+
+
+def test_reverse_kl_is_repeated_after_a_crash_though_its_reference_was_deleted(live: Live) -> None:
+    model = live.model()
+    path = live.save(model, 1, "one", "save_weights_for_sampler")
+    live.fetch(live.post("/mint/forward_backward_reverse_kl", kl_body(model, path)))
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    live.http.delete(f"/training_runs/{run}/checkpoints/{kind}/{name}").raise_for_status()
+    live.restart()
+    assert live.fetch(live.step(model, 2))["metrics"]["step"] == 1.0
+    assert live.backend.names().count("reverse_kl") == 1, "by the new engine, before the step"
 
 
 def test_snapshots_come_back_and_samples_in_flight_are_answered_410(live: Live) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -153,19 +154,105 @@ def test_what_only_the_hosted_service_has_is_404_and_says_so(live: Live) -> None
         assert "hosted service" in answer.json()["detail"]
 
 
-def test_mint_extras_that_are_not_there_yet_say_what_is_missing(live: Live) -> None:
-    model = live.model()
-    body = {
-        "model_id": model,
-        "reference_model_path": "mint://x/sampler_weights/y",
-        "data": [],
-        "temperature": 1.0,
-        "seq_id": None,
-        "type": "mint_forward_backward_reverse_kl",
+def kl_body(model: str, path: str, told: int = 3, **change: Any) -> dict[str, Any]:
+    """Three tokens, of which the last two have a weight; the reference reads `told` tokens."""
+    datum = {
+        "student_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
+        "reference_input": {"chunks": [{"type": "encoded_text", "tokens": [9] * (told - 2) + [2, 3]}]},
+        "target_tokens": {"data": [2, 3, 4], "dtype": "int64", "shape": [3]},
+        "weights": {"data": [0.0, 1.0, 0.5], "dtype": "float32", "shape": [3]},
     }
-    assert "whole vocabulary" in live.refused("/mint/forward_backward_reverse_kl", body)
-    body = {"source_paths": ["a"], "coefficients": [1.0], "output_path": None, "output_checkpoint_type": "sampler"}
-    assert "combines saved adapters" in live.refused("/mint/checkpoints/interpolate", body)
+    kind = "mint_forward_backward_reverse_kl"
+    body = {"model_id": model, "reference_model_path": path, "data": [datum], "seq_id": None, "type": kind}
+    return body | change
+
+
+@pytest.mark.parametrize(("told", "weights"), [(2, [1.0, 0.5]), (3, [0.0, 1.0, 0.5]), (5, [0.0, 0.0, 0.0, 1.0, 0.5])])
+def test_reverse_kl_reaches_the_backend_with_both_texts_aligned_at_their_end(
+    live: Live, told: int, weights: list[float]
+) -> None:
+    model = live.model()
+    path = live.save(model, 1, "one", "save_weights_for_sampler")
+    done = live.fetch(live.post("/mint/forward_backward_reverse_kl", kl_body(model, path, told, temperature=0.5)))
+    assert done["outputs"] == [{"loss": {"data": [0.5, 0.5, 0.5], "dtype": "float32", "shape": [3]}}]
+    assert (done["metrics"], done["type"]) == ({"loss:sum": 1.0}, "mint_forward_backward_reverse_kl")
+    ((_, adapter, folder, own, other, temperature),) = [c for c in live.backend.calls if c[0] == "reverse_kl"]
+    assert (adapter, temperature) == (model, 0.5) and folder.endswith(".pin")
+    assert own[0].loss_fn_inputs["weights"].tolist() == [0.0, 1.0, 0.5]
+    assert other[0].model_input.to_ints() == [9] * (told - 2) + [2, 3]
+    assert other[0].loss_fn_inputs["weights"].tolist() == weights
+    assert other[0].loss_fn_inputs["target_tokens"].tolist()[-2:] == [3, 4]
+
+
+def test_the_base_model_can_be_the_reference(live: Live) -> None:
+    model = live.model()
+    live.fetch(live.post("/mint/forward_backward_reverse_kl", kl_body(model, "mint/tiny", seq_id=1)))
+    assert live.backend.calls[-1][:3] == ("reverse_kl", model, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reference_model_path": "tinker://no/weights/x"}, "no checkpoint"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"data": [{}]}, "student_input"),
+        ({"data": kl_body("", "", told=3)["data"] * 70_000}, "datums"),
+        ({"data": [kl_body("", "")["data"][0] | {"weights": {"data": [1.0], "dtype": "float32"}}]}, "datum 0: student"),
+        (
+            {"data": [kl_body("", "")["data"][0] | {"reference_input": {"chunks": []}}]},
+            "datum 0: reference_input has 0",
+        ),
+        (
+            {"data": [kl_body("", "")["data"][0] | {"reference_input": {"chunks": [{"tokens": [999] * 3}]}}]},
+            "reference_input: datum 0",
+        ),
+    ],
+)
+def test_what_has_no_reverse_kl_is_refused_and_its_number_spent(live: Live, change: dict[str, Any], said: str) -> None:
+    model = live.model()
+    answer = live.http.post("/mint/forward_backward_reverse_kl", json=kl_body(model, "mint/tiny", seq_id=1) | change)
+    told = answer.text if answer.status_code != 200 else json.dumps(live.fetch(answer.json()))
+    assert said in told and "reverse_kl" not in live.backend.names()
+    if said != "temperature":
+        assert live.fetch(live.step(model, 2))["metrics"]["step"] == 1.0
+
+
+def test_checkpoints_are_interpolated_into_sampler_weights_of_their_own(live: Live) -> None:
+    model = live.model()
+    paths = [live.save(model, 1, "state"), live.save(model, 2, "one", "save_weights_for_sampler")]
+    body = {
+        "source_paths": paths,
+        "coefficients": [0.25, 0.75],
+        "output_path": None,
+        "output_checkpoint_type": "sampler",
+    }
+    done = live.fetch(live.post("/mint/checkpoints/interpolate", body))
+    assert (done["source_paths"], done["coefficients"], done["checkpoint_type"]) == (paths, [0.25, 0.75], "sampler")
+    assert done["path"].endswith("/sampler_weights/interpolated")
+    named = live.fetch(live.post("/mint/checkpoints/interpolate", body | {"output_path": "half way"}))
+    assert named["path"].endswith("/sampler_weights/half way")
+    ((folders, coefficients, _), _) = [call[1:] for call in live.backend.calls if call[0] == "combine"]
+    assert len(folders) == 2 and coefficients == [0.25, 0.75]
+    assert live.post("/weights_info", {"tinker_path": done["path"]})["lora_rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"coefficients": [1.0]}, "2 source_paths and 1 coefficients"),
+        ({"source_paths": [], "coefficients": []}, "at least one"),
+        ({"source_paths": ["tinker://no/weights/x", "tinker://no/weights/y"]}, "no checkpoint"),
+        ({"output_checkpoint_type": "training"}, "output_checkpoint_type"),
+        ({"coefficients": [1.0, True]}, "coefficients"),
+        ({"output_path": "a/b"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_interpolated_is_refused(live: Live, change: dict[str, object], said: str) -> None:
+    path = live.save(live.model(), 1, "state")
+    body = {"source_paths": [path, path], "coefficients": [0.5, 0.5]} | change
+    answer = live.http.post("/mint/checkpoints/interpolate", json=body)
+    assert answer.status_code in (400, 404) and said in answer.text
+    assert "combine" not in live.backend.names()
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------

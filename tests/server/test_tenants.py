@@ -43,7 +43,6 @@ OF_THE_CALLER = {
     "POST /api/v1/create_session",
     "POST /api/v1/telemetry",
     "POST /api/v1/checkpoints/upload",
-    "POST /api/v1/mint/checkpoints/interpolate",
 }
 """Take no id of anything that somebody owns."""
 LISTS = {
@@ -101,6 +100,7 @@ BY_ID: dict[str, Callable[[Ids], Any]] = {
     "POST /api/v1/load_weights": lambda ids: _model(ids, path=ids["path"], optimizer=False),
     "POST /api/v1/get_info": lambda ids: {"model_id": ids["model"]},
     "POST /api/v1/unload_model": lambda ids: {"model_id": ids["model"]},
+    "POST /api/v1/mint/checkpoints/interpolate": lambda ids: {"source_paths": [ids["path"]], "coefficients": [1.0]},
     "POST /api/v1/mint/forward_backward_reverse_kl": lambda ids: _model(ids, reference_model_path="x", data=[]),
     "POST /api/v1/session_heartbeat": lambda ids: {"session_id": ids["session"]},
     "POST /api/v1/sessions/{session_id}/finish": lambda ids: {"reason": {"type": "success"}},

@@ -11,6 +11,7 @@ from torch import Tensor
 from mint.engine.lora import Adapter, Rows
 from mint.engine.sampler.logits import DrawParams, draw, logprobs_of, topk_rows
 from mint.engine.sampler.sequence import Sequence
+from mint.engine.sampler.steering import steered
 from mint.engine.sampler.streams import uniforms
 from mint.types import TopkRow
 
@@ -39,7 +40,7 @@ def runs_of(adapters: Iterable[tuple[Adapter | None, int]]) -> Rows:
 
 def drawn_from(logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
     """A token for each sequence from its row, and what else was asked for."""
-    ids_N = draw(logits_NV, params_of(sequences))
+    ids_N = draw(steered(logits_NV, sequences), params_of(sequences))
     logprobs = logprobs_of(logits_NV, ids_N[:, None]).tolist()
     topk = likeliest(logits_NV, sequences)
     return [Drawn(*drawn) for drawn in zip(sequences, ids_N[:, None].tolist(), logprobs, topk, strict=True)]

@@ -24,7 +24,7 @@ from mint.engine.kernels.low_rank import TILE
 from mint.engine.lora import Adapter, Rows
 from mint.engine.model import BaseModel
 from mint.engine.sampler.decode_graphs import Batch, DecodeGraphs, Rest, Size
-from mint.engine.sampler.drawing import Drawn, likeliest, params_of, runs_of, uniforms_of
+from mint.engine.sampler.drawing import Drawn, drawn_from, likeliest, params_of, runs_of, uniforms_of
 from mint.engine.sampler.kernel_pass import KernelPass
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.prompt_pass import PromptPass, block_tables
@@ -83,8 +83,9 @@ class KernelRunner:
         ids_SN, logprobs_SN, logits_NV = self._graphs.draw(size, uniform_SN, self._filters(sequences))
         fetched = Fetched(ids_SN, logprobs_SN)
         return _Tokens(
-            sequences, [work.steps for work in works], places, fetched, self._likeliest(logits_NV, places, sequences)
-        )
+            sequences, [work.steps for work in works], places, fetched, self._likeliest(logits_NV, places, sequences),
+            self._steered(logits_NV, places, sequences),
+        )  # fmt: skip
 
     def _load(self, works: list[Work]) -> Size:
         """Puts the sequences into the graphs' buffers."""
@@ -163,7 +164,10 @@ class KernelRunner:
         turn = torch.zeros(1, dtype=torch.int32, device=source_A.device)
         draw(logits_NV, Draws(source_A, temperature_A, uniform_1A, ids_1A, logprobs_1A, turn, filters))
         fetched, columns = Fetched(ids_1A, logprobs_1A), list(range(len(sequences)))
-        return _Tokens(sequences, [1] * len(columns), columns, fetched, self._likeliest(logits_NV, source, sequences))
+        return _Tokens(
+            sequences, [1] * len(columns), columns, fetched, self._likeliest(logits_NV, source, sequences),
+            self._steered(logits_NV, source, sequences),
+        )  # fmt: skip
 
     def _filters(self, sequences: list[Sequence]) -> bool:
         """Whether a draw goes through the filters, or for the sake of whole logits as if it did; always where no bit
@@ -173,9 +177,20 @@ class KernelRunner:
     def _likeliest(
         self, logits_NV: Tensor, rows: list[int] | np.ndarray, sequences: list[Sequence]
     ) -> list[list[TopkRow]]:
-        if all(sequence.group.bursts for sequence in sequences):
+        if not any(sequence.group.request.topk_sample_logprobs for sequence in sequences):
             return [[]] * len(sequences)
         return likeliest(logits_NV.index_select(0, self._on_device(np.array(rows))).float(), sequences)
+
+    def _steered(
+        self, logits_NV: Tensor, rows: list[int] | np.ndarray, sequences: list[Sequence]
+    ) -> dict[Sequence, Drawn]:
+        """Draws of those whose logits are moved first, in torch. What the kernels drew for them is nobody's: they draw
+        one token at a time, and the graphs' buffers are loaded anew for the next."""
+        wanted = [place for place, sequence in enumerate(sequences) if sequence.group.steered]
+        if not wanted:
+            return {}
+        logits_AV = logits_NV.index_select(0, self._on_device(np.array([rows[place] for place in wanted]))).float()
+        return {drawn.sequence: drawn for drawn in drawn_from(logits_AV, [sequences[place] for place in wanted])}
 
     def _logits(self, hidden_NH: Tensor, rows: Rows) -> Tensor:
         """Of rows in whole tiles, or of the first of them."""
@@ -211,12 +226,14 @@ class _Tokens:
     fetched: Fetched
     """Token ids and log-probs, [steps, columns]."""
     topk: list[list[TopkRow]]
+    steered: dict[Sequence, Drawn]
+    """Instead of what was fetched, for these."""
 
     def __iter__(self) -> Iterator[Drawn]:
         ids, logprobs = (array.T[self.columns].tolist() for array in self.fetched.arrays())
         of_each = zip(self.sequences, self.steps, ids, logprobs, self.topk, strict=True)
         for sequence, steps, ids_S, logprobs_S, topk in of_each:
-            yield Drawn(sequence, ids_S[:steps], logprobs_S[:steps], topk)
+            yield self.steered.get(sequence) or Drawn(sequence, ids_S[:steps], logprobs_S[:steps], topk)
 
 
 def _longest(works: list[Work]) -> int:

@@ -12,9 +12,10 @@ def tokens_to_draw(request: SampleRequest, facts: ModelFacts, room: int) -> int:
     """How many tokens each sample may have. `room`: the tokens of one sequence that the key/value cache can hold."""
     check_sample(request, facts.vocab_size, facts.max_context)
     params, prompt = request.sampling_params, request.prompt.length
-    for stop in params.stop_ids:
-        if not 0 <= stop < facts.vocab_size:
-            raise BadRequest(f"stop holds token id {stop}; ids run from 0 to {facts.vocab_size - 1}.")
+    for name, ids in (("stop", params.stop_ids), ("logit_bias", params.logit_bias or ())):
+        for token in ids:
+            if not 0 <= token < facts.vocab_size:
+                raise BadRequest(f"{name} holds token id {token}; ids run from 0 to {facts.vocab_size - 1}.")
     if request.prompt_logprobs_last_n is not None and not (request.prompt_logprobs or request.topk_prompt_logprobs):
         raise BadRequest("prompt_logprobs_last_n was given without prompt_logprobs; turn prompt_logprobs on.")
     fits = room - prompt + 1  # the last token drawn is never read, so it takes no room

@@ -13,6 +13,7 @@ from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.cache import BlockCache
 from mint.engine.sampler.drawing import Drawn
+from mint.engine.sampler.grammar import Grammar
 from mint.engine.sampler.limits import Limits
 from mint.engine.sampler.requests import tokens_to_draw
 from mint.engine.sampler.runners import runner_for
@@ -54,10 +55,11 @@ class Sampler:
         on_done: OnDone,
         on_tokens: OnTokens | None = None,
         urgent: bool = False,
+        grammar: Grammar | None = None,
     ) -> Group:
         """Queues a request to the base model with the adapter, which must not change any more. `on_done` is called
         with the response or the error, during some later step; the returned group is what `cancel` wants. An `urgent`
-        one goes before all that wait."""
+        one goes before all that wait. `grammar`: the request's, compiled."""
         room = self._limits.max_blocks * self._limits.block_size
         max_tokens = tokens_to_draw(request, self._model.facts, room)
         params, prompt = request.sampling_params, request.prompt.to_ints()
@@ -77,6 +79,7 @@ class Sampler:
             on_done=on_done,
             on_tokens=on_tokens,
             tokenizer=self._model.tokenizer if params.stop_strings else None,
+            grammar=grammar,
             scores=PromptScores(request, prompt, seed) if PromptScores.wanted(request) else None,
         )
         wave = max(1, self._limits.max_sequences // WAVE_SHARE)
@@ -140,6 +143,9 @@ class Sampler:
         sequence, group = drawn.sequence, drawn.sequence.group
         if any(map(math.isnan, drawn.logprobs)):
             self._fail(group, Internal("the policy's logits are not numbers: its training diverged. Go back."))
+            return 0
+        if sequence.guide and sequence.guide.fault:
+            self._fail(group, sequence.guide.fault)
             return 0
         count, reason = self._until_stop(sequence, drawn.tokens)
         tokens, logprobs = drawn.tokens[:count], drawn.logprobs[:count]

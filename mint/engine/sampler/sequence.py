@@ -16,6 +16,7 @@ from mint.types import SampledSequence, SampleRequest, SampleResponse, SamplingP
 
 if TYPE_CHECKING:
     from mint.engine.lora import Adapter
+    from mint.engine.sampler.grammar import Grammar, Guide
     from mint.engine.sampler.scoring import PromptScores
     from mint.engine.sampler.stops import StopText
 
@@ -39,6 +40,8 @@ class Group:
     on_tokens: OnTokens | None
     tokenizer: Any = None
     """There to decode, if there are stop strings."""
+    grammar: Grammar | None = None
+    """What its answers have to follow."""
     scores: PromptScores | None = None
     cached_tokens: int | None = None
     """Prompt tokens found in the cache; None until the prompt was first looked up."""
@@ -56,8 +59,8 @@ class Group:
 
     @property
     def plain(self) -> bool:
-        """Draws from the whole distribution, and nothing but the draw is asked for."""
-        return not self.filtered and not self.request.topk_sample_logprobs
+        """Draws from the whole distribution as it is, and nothing but the draw is asked for."""
+        return not self.filtered and self.bursts
 
     @property
     def filtered(self) -> bool:
@@ -67,8 +70,14 @@ class Group:
 
     @property
     def bursts(self) -> bool:
-        """Nothing but tokens and their log-probs is asked for, so that several may be drawn before anybody looks."""
-        return not self.request.topk_sample_logprobs
+        """Nothing but tokens and their log-probs is asked for, and no draw depends on those before it but through the
+        model, so that several may be drawn before anybody looks."""
+        return not self.request.topk_sample_logprobs and not self.steered
+
+    @property
+    def steered(self) -> bool:
+        """Its logits are moved before a draw (see `steering`)."""
+        return self.request.sampling_params.steers
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +94,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     topk: list[TopkRow] = field(default_factory=list)
     stop_text: StopText | None = None
+    guide: Guide | None = None
+    """Where it is in the group's grammar."""
 
     running: bool = False
     computed: int = 0
@@ -118,7 +129,7 @@ class Sequence:
         """Another sample of the same prompt, sharing its blocks."""
         return replace(
             self, index=index, stream=stream, copies=1, tokens=list(self.tokens), blocks=list(self.blocks),
-            logprobs=[], topk=[], stop_text=None,
+            logprobs=[], topk=[], stop_text=None, guide=None,
         )  # fmt: skip
 
     def forget_blocks(self) -> None:

@@ -31,7 +31,10 @@ RATE_JUMP = 8.0
 """Adam's steps are of the learning rate's size; what the data does to them stays well below this factor."""
 
 
-SETTINGS = ("top_p", "top_k", "min_p", "max_tokens")
+SETTINGS = (
+    "top_p", "top_k", "min_p", "max_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 
 
 def check(run: Evidence) -> list[Finding]:

@@ -7,7 +7,7 @@ import os
 import urllib.request
 from typing import Any
 
-from common import MODEL, PATIENCE, SUMS, furthest, logprobs_of, refusal, report, scenario, sdk, train, types
+from common import MODEL, PATIENCE, SUMS, furthest, logprobs_of, report, scenario, sdk, train, types
 
 ADDRESS, KEY = os.environ["MINT_BASE_URL"], os.environ["MINT_API_KEY"]
 
@@ -43,24 +43,50 @@ def upload(packed: bytes) -> dict[str, str]:
 
 
 @scenario
-def not_yet() -> Any:
+def interpolation() -> Any:
+    """Half of two adapters of different ranks, one of them new and so nothing: half way from the base model."""
     service = sdk.ServiceClient()
-    client = service.create_lora_training_client(MODEL, rank=4)
-    path = client.save_weights_for_sampler("one").result(PATIENCE).path
-    text = types.ModelInput.from_ints([65, 66])
-    one = sdk.mint.ReverseKLDatum(
-        student_input=text,
-        reference_input=text,
-        target_tokens=types.TensorData(data=[66, 67], dtype="int64", shape=[2]),
-        weights=types.TensorData(data=[1.0, 1.0], dtype="float32", shape=[2]),
-    )
-    attempts = {
-        "reverse_kl": lambda: sdk.mint.forward_backward_reverse_kl(client, reference_model_path=path, data=[one]),
-        "interpolate": lambda: sdk.mint.interpolate_checkpoints(
-            service, source_paths=[path, path], coefficients=[0.5, 0.5]
-        ),
+    trained, new = (service.create_lora_training_client(MODEL, rank=rank, seed=rank) for rank in (4, 2))
+    train(trained, SUMS, 1e-2)
+    paths = [client.save_weights_for_sampler("one").result(PATIENCE).path for client in (trained, new)]
+    done = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[0.5, 0.5], output_path="half")
+    whole = sdk.mint.interpolate_checkpoints(service, source_paths=paths, coefficients=[1.0, 7.0])
+    text = types.ModelInput.from_ints([65, 66, 67, 68])
+
+    def scored(**target: str) -> list[float]:
+        return service.create_sampling_client(**target).compute_logprobs(text).result(PATIENCE)[1:]
+
+    return {
+        "answer": done.model_dump(),
+        "paths": paths,
+        "base": scored(base_model=MODEL),
+        "half": scored(model_path=done.path),
+        "whole": scored(model_path=whole.path),
+        "trained": scored(model_path=paths[0]),
     }
-    return {"refusals": {name: refusal(call) for name, call in attempts.items()}, "loss": train(client, SUMS)}
+
+
+@scenario
+def reverse_kl() -> Any:
+    """A student comes to answer like a trained model."""
+    service = sdk.ServiceClient()
+    teacher, student = (service.create_lora_training_client(MODEL, rank=4, seed=seed) for seed in range(2))
+    for _ in range(5):
+        train(teacher, SUMS)
+    path = teacher.save_weights_for_sampler("one").result(PATIENCE).path
+    tokens = [65, 66, 67, 68]
+    one = sdk.mint.ReverseKLDatum(
+        student_input=types.ModelInput.from_ints(tokens[:-1]),
+        reference_input=types.ModelInput.from_ints(tokens[:-1]),
+        target_tokens=types.TensorData(data=tokens[1:], dtype="int64", shape=[3]),
+        weights=types.TensorData(data=[0.0, 1.0, 1.0], dtype="float32", shape=[3]),
+    )
+    found = []
+    for _ in range(20):
+        answer = sdk.mint.forward_backward_reverse_kl(student, reference_model_path=path, data=[one])
+        student.optim_step(types.AdamParams(learning_rate=1e-3)).result(PATIENCE)
+        found.append(answer.model_dump())
+    return {"answers": [found[0], found[-1]]}
 
 
 report()

@@ -61,28 +61,24 @@ inline void pack_down(const Adapted& adapted, float* packed) {
 }
 
 // Each B, times the scale, in the panels of outputs it belongs to; beside it, where a panel has outputs of several
-// linears, nothing.
+// linears, nothing. A panel's range leaves out ranks at either end that are nothing altogether, as all are at first.
 inline void pack_up(const Adapted& adapted, float scale, float* packed, int64_t* ranges) {
     const int64_t rank = adapted.rank(), each = adapted.each;
     for (int64_t panel = 0; panel < panels_of(adapted.outputs); panel++) {
         const int64_t start = panel * PANEL, stop = std::min(adapted.outputs, start + PANEL);
         const int64_t width = padded_outputs(stop - start);
         int64_t from = rank, to = 0;
-        for (int64_t l = 0; l < int64_t(adapted.linears.size()); l++) {
-            const AdaptedLinear& linear = *adapted.linears[l];
-            if (linear.first < stop && linear.first + linear.outputs > start)
-                from = std::min(from, l * each), to = (l + 1) * each;
+        for (int64_t column = 0; column < rank; column++) {
+            const AdaptedLinear& linear = *adapted.linears[column / each];
+            const int64_t low = std::max(start, linear.first), high = std::min(stop, linear.first + linear.outputs);
+            float* row = packed + start * rank + column * width;
+            std::memset(row, 0, width * sizeof(float));
+            for (int64_t o = low; o < high; o++)
+                row[o - start] = scale * linear.up[(o - linear.first) * each + column % each];
+            if (std::any_of(row, row + width, [](float x) { return x != 0.0f; }))
+                from = std::min(from, column), to = column + 1;
         }
         ranges[2 * panel] = std::min(from, to), ranges[2 * panel + 1] = to;
-        float* place = packed + start * rank;
-        if (from < to) std::memset(place + from * width, 0, (to - from) * width * sizeof(float));
-        for (int64_t column = from; column < to; column++) {
-            const AdaptedLinear& linear = *adapted.linears[column / each];
-            const float* up = linear.up + column % each;
-            const int64_t low = std::max(start, linear.first), high = std::min(stop, linear.first + linear.outputs);
-            float* row = place + column * width;
-            for (int64_t o = low; o < high; o++) row[o - start] = scale * up[(o - linear.first) * each];
-        }
     }
 }
 

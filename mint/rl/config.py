@@ -135,6 +135,8 @@ class Config:
     """Where the term enters: advantage or loss."""
     kl_estimator: str | None = None
     """None: the mode's own; the loss takes k2 or k3."""
+    entropy_coef: float = 0.0
+    """Of an entropy bonus in the advantage, which keeps the policy trying other answers; 0.001 to 0.05 is usual."""
 
     temperature: float | str | Schedule = 1.0
     """Of sampling; a number or a schedule, such as "linear 1.0 -> 0.7"."""
@@ -232,7 +234,7 @@ class Config:
         zero = (
             "eval_every save_every doctor_every rolling_save_every span_chart_every max_lag dynamic_sampling "
             "overlong_buffer overlong_penalty num_groups_to_log samples_per_step kl_penalty_coef kl_discount_factor "
-            "holdout seed"
+            "entropy_coef holdout seed"
         )
         least |= dict.fromkeys(zero.split(), 0)
         for name, bound in least.items():

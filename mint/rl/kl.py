@@ -132,6 +132,13 @@ def penalise(
     return {"kl_policy_base": average}
 
 
+def add_entropy_bonus(data_D: Sequence[Datum], coef: float) -> None:
+    """Adds coef * (mean(p) - p_t) to every unmasked advantage, in place: what was unlikely is to become likelier. On
+    average that is the gradient of the entropy at the sampled positions, and the penalty for leaving a reference to
+    which all tokens are alike."""
+    penalise(data_D, [np.zeros(len(logprobs)) for logprobs in sampled_logprobs(data_D)], coef)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # In the loss
 

@@ -1,4 +1,5 @@
-"""From the groups of a step to the datums it trains on: filter, advantages, KL penalty, in that order.
+"""From the groups of a step to the datums it trains on: filter, advantages, KL penalty, entropy bonus, in that
+order.
 
 The formulas live in `data_processing`, `advantages` and `kl`; sending the datums is `mint.rl.update`'s.
 """
@@ -12,6 +13,7 @@ import numpy as np
 
 from mint.rl.config import Config
 from mint.rl.data_processing import assemble_training_data, compute_advantages, has_signal
+from mint.rl.kl import add_entropy_bonus
 from mint.rl.kl_modes import KLTerm
 from mint.rl.sampler import SampledGroup
 from mint.types import Datum
@@ -36,6 +38,8 @@ async def prepare(sampled_P: Sequence[SampledGroup], config: Config, kl: KLTerm)
     advantages_P = compute_advantages(groups_P, config.advantage)
     data_D, metadata_D = assemble_training_data(groups_P, advantages_P, config.mask_truncated)
     metrics = await kl.adjust(data_D)
+    if config.entropy_coef:
+        add_entropy_bonus(data_D, config.entropy_coef)
     return Prepared(
         {s.number: advantages_G for s, advantages_G in zip(kept_P, advantages_P, strict=True)},
         data_D,

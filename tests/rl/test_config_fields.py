@@ -188,6 +188,7 @@ VARIATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "kl_reference_config": ({**FINAL, **KL}, KLReferenceConfig("trigram")),
     "kl_mode": ({**FINAL, **KL}, "loss"),
     "kl_estimator": ({**FINAL, **KL, "kl_mode": "loss"}, "k3"),
+    "entropy_coef": (FINAL, 0.1),
     "temperature": (FINAL, 0.7),
     "remove_constant_reward_groups": ({**FINAL, "dataset_builder": Odd(lone=True)}, True),
     "dynamic_sampling": ({"max_steps": 2, "dataset_builder": Odd(lone=True)}, 1),

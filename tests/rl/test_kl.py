@@ -10,6 +10,7 @@ from mint.rl.data_processing import trajectory_to_data
 from mint.rl.kl import (
     KL_ESTIMATORS,
     KL_SLOPES,
+    add_entropy_bonus,
     discounted_future_sum,
     incorporate_kl_penalty,
     kl_loss_datums,
@@ -170,3 +171,28 @@ def test_k1_in_the_loss_is_refused_with_the_reason() -> None:
     data = datums(table(0))
     with pytest.raises(BadRequest, match="gradient of k1 in the loss is zero on average; take k2"):
         kl_loss_datums(data, sampled_logprobs(data), sampled_logprobs(data), 0.1, "k1")
+
+
+def test_the_entropy_bonus_is_its_formula_and_leaves_observations_alone() -> None:
+    data = datums(table(0))
+    before = [array(datum, "advantages") for datum in data]
+    masks, p_D = [array(datum, "mask") for datum in data], [array(datum, "logprobs") for datum in data]
+    mean = sum((p * m).sum() for p, m in zip(p_D, masks, strict=True)) / sum(m.sum() for m in masks)
+    add_entropy_bonus(data, 0.3)
+    for datum, old, p, mask in zip(data, before, p_D, masks, strict=True):
+        expected = [a + 0.3 * (mean - x) if m else a for a, x, m in zip(old, p, mask, strict=True)]
+        np.testing.assert_allclose(array(datum, "advantages"), expected, atol=1e-6)
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_on_average() -> None:
+    """Over all tokens with their probabilities: the weights of the log-probs' gradients give that of the entropy."""
+    logits = table(5)[0]
+
+    def entropy(x: np.ndarray) -> float:
+        p = log_softmax(x)
+        return float(-(np.exp(p) * p).sum())
+
+    p = log_softmax(logits)
+    numeric = np.array([(entropy(logits + e) - entropy(logits - e)) / 2e-6 for e in np.eye(VOCAB) * 1e-6])
+    bonus = (np.exp(p) * p).sum() - p  # mean(p) - p, the mean by probability
+    np.testing.assert_allclose((np.exp(p) * bonus) @ (np.eye(VOCAB) - np.exp(p)), numeric, atol=1e-7)

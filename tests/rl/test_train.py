@@ -315,6 +315,20 @@ def test_measured_kl_falls_as_the_coefficient_rises(run, mode):
     assert measured == sorted(measured, reverse=True) and measured[0] > 1.5 * measured[-1] > 0
 
 
+def test_entropy_rises_with_its_coefficient(run):
+    fields = {
+        "max_steps": 14,
+        "learning_rate": 0.5,
+        "max_tokens": 1,
+        "dataset_builder": HalfDataset(groups_per_batch=8, group_size=8),
+    }
+    measured = []
+    for coef in (0.0, 1.0, 5.0):
+        run_dir, _ = run(entropy_coef=coef, **fields)
+        measured.append(np.mean([line["optim/entropy"] for line in run_dir.metrics() if "optim/entropy" in line][-5:]))
+    assert measured == sorted(measured) and measured[-1] > 1.1 * measured[0]
+
+
 def test_a_reference_may_be_any_checkpoint(run, tmp_path):
     trained, service = run(max_steps=2)
     final = trained.last_checkpoint()

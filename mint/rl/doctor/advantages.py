@@ -20,6 +20,11 @@ FEWEST_GROUPS = 12
 ONE_SIDED = 0.8
 """Share of groups whose advantages all have one sign; a baseline taken within the group leaves none."""
 MANY_DROPPED = 0.2
+TERMS = {
+    "kl_penalty_coef": "the policy is trained to stay where it is rather than to earn more",
+    "entropy_coef": "the policy is trained to answer at random rather than to earn more",
+}
+"""What is added to advantages token by token, and what it comes to if there is too much of it."""
 FOREIGN = 0.3
 
 
@@ -29,7 +34,7 @@ def check(run: Evidence) -> list[Finding]:
 
 
 def _wrong_sample(run: Evidence) -> Finding | None:
-    kl = bool(run.config.get("kl_penalty_coef"))
+    kl = any(run.config.get(name) for name in TERMS)
     for what, value, limit in (
         ("given", lambda s: s.advantage, WRONG),
         ("sent", lambda s: s.sent, WRONG_WITH_KL if kl else WRONG),
@@ -57,8 +62,8 @@ def _wrong_sample(run: Evidence) -> Finding | None:
 
 
 def _kl_outweighs(run: Evidence) -> Finding | None:
-    """The penalty spreads the advantages of one answer's tokens, which without it are all alike."""
-    coefficient = run.config.get("kl_penalty_coef") or 0.0
+    """Terms spread the advantages of one answer's tokens, which without them are all alike."""
+    name, coefficient = max(((name, run.config.get(name) or 0.0) for name in TERMS), key=lambda term: term[1])
     trained = [s for s in run.samples if s.sent is not None]
     weight = float(np.sum([abs(s.advantage or 0.0) for s in trained]))
     if not coefficient or len(trained) < FEWEST_TRAINED or not weight:
@@ -70,11 +75,11 @@ def _kl_outweighs(run: Evidence) -> Finding | None:
         "kl_outweighs_reward",
         "warning",
         run.span,
-        f"With kl_penalty_coef={coefficient:g} the penalty moves advantages by {share:.1f} times what the reward "
-        "makes of them: the policy is trained to stay where it is rather than to earn more.",
-        "Divide the coefficient by ten; 0.01 to 0.1 is usual.",
+        f"With {name}={coefficient:g} its term moves advantages by {share:.1f} times what the reward makes of them: "
+        f"{TERMS[name]}.",
+        "Divide the coefficient by ten; 0.01 to 0.1 is usual for KL, 0.001 to 0.05 for entropy.",
         0.9,
-        {"penalty against reward": share, "kl_penalty_coef": coefficient},
+        {"term against reward": share, name: coefficient},
         shown(sorted(trained, key=lambda s: -s.sent_spread)),
     )
 

@@ -66,7 +66,8 @@ def _entropy(run: Evidence, reward: float) -> Finding | None:
         run.span,
         f"The entropy of the answers fell from {surprise.before:.2g} to {surprise.after:.2g} nats a token while the "
         f"reward is only {reward:.2f}: the policy has stopped trying other answers.",
-        "A smaller learning rate, kl_penalty_coef=0.05, temperature 1.0, or go back to an earlier checkpoint.",
+        "A smaller learning rate, entropy_coef=0.01, kl_penalty_coef=0.05, temperature 1.0, or go back to an earlier "
+        "checkpoint.",
         0.7,
         {"entropy before": surprise.before, "entropy after": surprise.after, "reward": reward},
         shown(run.steps[-1].samples),

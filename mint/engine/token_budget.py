@@ -23,9 +23,13 @@ FEWEST_TOKENS = 256
 # On a CPU a call is cut into as many micro-batches as there are cores to compute them side by side, unless they would
 # have fewer tokens than this: what happens between their products would take longer than the products.
 FEWEST_SIDE_BY_SIDE = 128
-# On a GPU micro-batches may have so much more rather than leave a small one: 1,093 tokens by themselves took 19 ms on
-# an H200 (0.6B), as long as 2,700 in a full micro-batch.
+# Micro-batches may have so much more rather than leave a small one on a GPU, where 1,093 tokens by themselves took
+# 19 ms (H200, 0.6B), as long as 2,700 in a full micro-batch; or rather than be twice as many on a CPU.
 SLACK = 0.125
+# What attention costs on a CPU beside the products with weights: multiplications by a key or value, forward and back,
+# which run at three quarters of the others' speed, over those by a weight. By it a token among 8,192 costs 5.0 times as
+# much as one alone; measured (hidden size 256, 4 layers), 4.5 times one among 128.
+PAIR_TO_WEIGHT = 4.0
 # Of a GPU's free memory; the rest is for logits, gradients and whoever samples.
 SHARE_OF_FREE = 0.5
 
@@ -42,12 +46,14 @@ class TokenBudget:
         self.lanes = side_by_side if fixed is None and model.trains_side_by_side else 1
         """Micro-batches that may be computed at once, each in its share of the memory."""
         self.tokens = fixed or self._within(tokens // self.lanes)
+        self.pair_cost = _pair_cost(model) if self.lanes > 1 else 0.0
+        """What a token pays for each one that it looks at, beside 1 for itself; 0 where micro-batches need not end at
+        the same time."""
 
     def parts(self, tokens: int) -> int:
         """Into how many micro-batches so many tokens are best cut."""
-        if self._adapts:
-            return max(1, math.ceil(tokens / (self.tokens * (1 + SLACK))))
-        least = -(-tokens // self.tokens)
+        slack = SLACK if self._adapts or self.lanes > 1 else 0.0
+        least = max(1, math.ceil(tokens / (self.tokens * (1 + slack))))
         if self.lanes == 1:
             return least
         most = max(1, tokens // FEWEST_SIDE_BY_SIDE)
@@ -73,3 +79,8 @@ def _bytes_per_token(model: BaseModel, lean: bool) -> int:
     per_layer = (10 * model.hidden_size + 4 * model.intermediate_size) * model.dtype.itemsize
     kept_of_others = model.hidden_size * model.dtype.itemsize if lean else per_layer
     return per_layer + (model.num_layers - 1) * kept_of_others
+
+
+def _pair_cost(model: BaseModel) -> float:
+    weights = sum(linear.weight.numel() for linear in model.linears.values())
+    return PAIR_TO_WEIGHT * model.num_layers * model.num_heads * model.head_dim / weights

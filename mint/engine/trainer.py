@@ -97,7 +97,7 @@ class Trainer:
             return _Running(batch, self._run(adapter, batch, work))
 
         sequences = [example.tokens_N for example in examples]
-        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts)
+        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts, self._budget.pair_cost)
         while pending:
             with cores().lend(min(len(pending), lanes) * threads) as lent:
                 now = max(1, lent // threads)

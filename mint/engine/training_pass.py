@@ -20,6 +20,7 @@ from mint.engine.lora import Adapter
 from mint.engine.losses import LossFn, LossTokens, Terms
 from mint.engine.memory import used_memory
 from mint.engine.model import BaseModel
+from mint.engine.native.training import NativePass
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
     on_gpu = model.device.type == "cuda"
     before = used_memory(model.device) if on_gpu else 0
     with torch.set_grad_enabled(work.backward):
-        logprobs_S = _logprobs(model, adapter, batch, work, options.get("temperature", 1.0))
+        forward = _forward(model, adapter, batch, work, options.get("temperature", 1.0))
+        logprobs_S = forward.logprobs_S
         tokens = batch.loss_tokens(logprobs_S)
         terms = work.loss(tokens, options)
         loss_C = batch.weights_C * terms.loss
@@ -74,18 +76,32 @@ def compute(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work)
     kept = used_memory(model.device) - before if on_gpu else 0
     gradients_P: Tensor | None = None
     if work.backward and adapter is not None:
-        found = torch.autograd.grad(total, adapter.parameters(), materialize_grads=True, allow_unused=True)
-        gradients_P = torch.cat([gradient.reshape(-1) for gradient in found])
+        gradients_P = forward.gradients(total)
     figures = _figures(batch, logprobs_S, tokens, terms, loss_C, gradients_P)
     return Pass(logprobs_S.detach(), tokens.p.detach(), loss_C.detach(), figures, gradients_P, kept)
 
 
-def _logprobs(model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work, temperature: float) -> Tensor:
+@dataclass(frozen=True)
+class TorchForward:
+    """What `NativePass` is, through torch."""
+
+    logprobs_S: Tensor
+    adapter: Adapter | None
+
+    def gradients(self, total: Tensor) -> Tensor:
+        parameters = [] if self.adapter is None else self.adapter.parameters()
+        found = torch.autograd.grad(total, parameters, materialize_grads=True, allow_unused=True)
+        return torch.cat([gradient.reshape(-1) for gradient in found])
+
+
+def _forward(
+    model: BaseModel, adapter: Adapter | None, batch: Batch, work: Work, temperature: float
+) -> TorchForward | NativePass:
     if model.native_training is not None:
-        return model.native_training.logprobs(adapter, batch, temperature, work.backward, work.lean)
+        return model.native_training.forward(adapter, batch, temperature, work.backward, work.lean)
     layout = batch.layout or batch.tree
     hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, layout, adapter, work.lean)
-    return target_logprobs(model, adapter, hidden_TM, batch.targets, temperature)
+    return TorchForward(target_logprobs(model, adapter, hidden_TM, batch.targets, temperature), adapter)
 
 
 @torch.no_grad()

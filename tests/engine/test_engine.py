@@ -239,7 +239,7 @@ def test_a_fault_inside_becomes_one_line_and_the_engine_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(runtime(engine).model, "hidden", broken)
         patch.setattr(runtime(engine).model, "hidden_of_tree", broken)
-        patch.setattr(NativeTraining, "logprobs", broken)
+        patch.setattr(NativeTraining, "forward", broken)
         patch.setattr(runtime(engine).sampler.runner, "run", broken)
         for future in (engine.forward("a", [datum(PROMPT)], "cross_entropy", {}), engine.sample("base", ask(n=3))):
             with pytest.raises(Internal, match=message) as caught:

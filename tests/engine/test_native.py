@@ -118,6 +118,25 @@ def test_rows_are_the_same_to_the_last_bit_in_any_company_and_with_any_threads(
 
 
 @needs_compiler
+@pytest.mark.parametrize("count", [1, 30, 130])
+def test_decoding_in_one_call_gives_the_bits_of_hidden_states_logits_and_draw(
+    count: int, tiny_model: Callable[[str], BaseModel]
+) -> None:
+    """Also where there are more rows than have logits at once, and a run of one adapter is cut there."""
+    model, rng = tiny_model("qwen3"), np.random.default_rng(6)
+    decoder = with_cache(model, count + 1)
+    rows: Rows = [(None, 1)] if count == 1 else list(zip(adapters_of(model), (7, count - 20, 13), strict=True))
+    tokens = TokenRows(
+        rng.integers(0, 97, count), rng.integers(0, BLOCK, count), np.arange(count), 1 + np.arange(count)[:, None]
+    )
+    temperature, uniform = rng.choice([0.0, 0.7, 1.0], count), rng.random(count)
+    taken_apart = decoder.draw(decoder.logits(decoder.hidden(tokens, rows, 1), rows, 1), temperature, uniform, 1)
+    for threads in (1, 2, 3):
+        found = decoder.decode(tokens, rows, temperature, uniform, threads)
+        assert all(map(np.array_equal, found, taken_apart))
+
+
+@needs_compiler
 def test_what_another_policy_left_in_a_block_never_enters_a_sum(tiny_model: Callable[[str], BaseModel]) -> None:
     model, rng = tiny_model("qwen2"), np.random.default_rng(2)
     tokens, rows = packed([7, 9], rng), [(None, 16)]

@@ -151,6 +151,24 @@ def test_single_tokens_soft_targets_and_a_temperature(tiny_model: Callable[[str]
     assert_close(found(model, adapter, data, **options), through_torch(model, adapter, data, **options))
 
 
+@pytest.mark.parametrize("unembed", [True, False])
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "dro"])
+def test_tokens_without_an_advantage_are_left_out_only_where_they_have_no_gradient(
+    loss_fn: str, unembed: bool, tmp_path: Path
+) -> None:
+    """More of them than a block of rows holds, and none marked by a weight; dro pulls them back all the same."""
+    model, rng = wide(tmp_path, "qwen3"), np.random.default_rng(8)
+    adapter = random_adapter(model, LoraConfig(rank=3, seed=0, train_unembed=unembed))
+    data = []
+    for length in (130, 40, 90):
+        inputs = policy_datum(rng, length, 0).loss_fn_inputs
+        advantages = np.where(np.arange(length) % 100 < 30, 0.0, rng.normal(size=length)) * (length != 40)
+        given = {key: inputs[key] for key in ("target_tokens", "logprobs")} | {"advantages": advantages}
+        data.append(Datum(ModelInput.from_ints(random_tokens(rng, length)), given))
+    options: dict[str, Any] = {"loss_fn": loss_fn}
+    assert_close(found(model, adapter, data, **options), through_torch(model, adapter, data, **options))
+
+
 @pytest.mark.parametrize("family", FUSED)
 def test_it_is_about_as_close_to_float64_as_torch_is(family: str, tmp_path: Path) -> None:
     model = wide(tmp_path, family)

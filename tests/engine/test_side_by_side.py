@@ -54,13 +54,46 @@ def test_micro_batches_are_about_equally_large_and_hold_every_datum_once() -> No
         assert len(sizes) == parts and max(abs(size - total / parts) for size in sizes) <= 16
 
 
+def test_micro_batches_cost_about_the_same_where_attention_has_its_price() -> None:
+    rng = np.random.default_rng(2)
+    lengths = [2000, *([100] * 20), *([40] * 50)]
+    sequences = [rng.integers(0, 97, length) for length in lengths]
+    pair_cost = 1 / 1000
+
+    def costs(batches: list[list[int]]) -> list[float]:
+        """Token by token, each with all before it and itself."""
+        return [sum(1 + pair_cost * (n + 1) for i in batch for n in range(lengths[i])) for batch in batches]
+
+    by_cost, by_tokens = (costs(plan_evenly(sequences, 4500, lambda _: 2, price)) for price in (pair_cost, 0.0))
+    assert max(by_cost) - min(by_cost) < 150
+    assert max(by_tokens) - min(by_tokens) > 1500, "which is what one core would wait for the other"
+
+
+def test_no_micro_batch_is_given_more_tokens_than_the_budget_because_they_are_cheap() -> None:
+    lengths = [1500, *([50] * 30)]
+    sequences = [np.arange(length) + 2000 * n for n, length in enumerate(lengths)]
+    batches = plan_evenly(sequences, 1600, lambda _: 2, 1 / 100)
+    assert [sum(lengths[i] for i in batch) for batch in batches] == [1500, 1500]
+    assert [sum(lengths[i] for i in batch) for batch in plan_evenly(sequences, 1400, lambda _: 2, 1 / 100)] == [
+        1500
+    ] * 2
+
+
+def test_what_datums_have_in_common_costs_once() -> None:
+    shared = np.arange(100)
+    group = [np.concatenate([shared, np.full(20, 1000 + n)]) for n in range(4)]
+    alone = [np.arange(180) + 5000]
+    batches = plan_evenly([*group, *alone], 400, lambda _: 2, 1 / 200)
+    assert batches == [[4], [0, 1, 2, 3]], "180 tokens each, and the one alone looks at more of them"
+
+
 def test_a_call_is_cut_for_all_cores_unless_it_is_small(
     tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on(monkeypatch, Cores(2))
     budget = token_budget.TokenBudget(tiny_model("qwen3"), lean=False)
     assert budget.lanes == 2
-    assert [budget.parts(tokens) for tokens in (1, 200, 256, 4096, 4352, 8193)] == [1, 1, 2, 2, 4, 6]
+    assert [budget.parts(tokens) for tokens in (1, 200, 256, 4096, 4608, 4609, 9217)] == [1, 1, 2, 2, 2, 4, 6]
     on(monkeypatch, Cores(1))
     assert token_budget.TokenBudget(tiny_model("qwen3"), lean=False).lanes == 1
 

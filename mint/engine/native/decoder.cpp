@@ -3,9 +3,11 @@
 // What a row computes depends on its own numbers alone, in one fixed order, whatever the number of rows, the adapters
 // of the others or the threads. The structures are those of `structures.py`, field by field.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "adapter.h"
 #include "attention.h"
 #include "draw.h"
 #include "pool.h"
@@ -35,6 +37,7 @@ constexpr int64_t ROW_PIECE = 8;       // rows of one piece of row-wise work
 constexpr int64_t ROW_BLOCK = 96;      // rows of one piece of a product: their inputs stay in the nearest caches
 constexpr int64_t PANELS_A_PIECE = 2;
 constexpr int64_t SHARED_WORK = 1 << 21;  // multiplications below which a second thread is not worth asking
+constexpr int64_t LOGIT_ROWS = 96;        // rows whose logits exist at once while everybody draws
 
 Pool& pool() {
     static Pool& only = *new Pool;  // never destroyed: its threads live as long as the process
@@ -55,7 +58,7 @@ struct Buffer {
 
 // What a pass writes on its way; kept by each thread that calls for the next one.
 struct Workspace {
-    Buffer x, normed, low, qkv, seen, gate_up, gated;
+    Buffer x, normed, low, qkv, seen, gate_up, gated, hidden, logits;
 };
 
 class Pass {
@@ -90,6 +93,10 @@ public:
             for (int64_t panel = start; panel < std::min(panels, start + PANELS_A_PIECE); panel++)
                 project_panel(matrix, projection, panel, x, first, rows, out, add);
         });
+    }
+
+    void unembed(Rows hidden, float* logits) {
+        project(decoder_.unembedding, PROJECTIONS * decoder_.num_layers, hidden, logits, false);
     }
 
 private:
@@ -195,9 +202,30 @@ private:
     Workspace& space_;
 };
 
+// The runs of the rows first..first+rows-1.
+std::vector<Run> runs_of(const Batch& batch, int64_t first, int64_t rows) {
+    std::vector<Run> runs;
+    int64_t start = 0;
+    for (int64_t r = 0; r < batch.num_runs; start += batch.runs[r++].rows) {
+        const int64_t from = std::max(start, first), to = std::min(start + batch.runs[r].rows, first + rows);
+        if (from < to) runs.push_back({batch.runs[r].adapter, to - from});
+    }
+    return runs;
+}
+
 Workspace& workspace() {
     static thread_local Workspace space;
     return space;
+}
+
+void draw_rows(
+    Pool::Step& step, const float* logits, int64_t rows, int64_t vocabulary, const float* temperature,
+    const double* uniform, int64_t* tokens, float* logprobs
+) {
+    step.share(rows, rows * vocabulary >= 1 << 16, [&](int64_t row) {
+        const Draw drawn = draw(logits + row * vocabulary, vocabulary, temperature[row], uniform[row]);
+        tokens[row] = drawn.token, logprobs[row] = drawn.logprob;
+    });
 }
 
 }  // namespace
@@ -213,17 +241,23 @@ void mint_pack(const float* weight_OI, int64_t outputs, int64_t inputs, float* p
     pack(weight_OI, outputs, inputs, inputs, 1, packed);
 }
 
-// B of an adapter, input by input, and for each panel the first and the last input that is not nothing.
-void mint_pack_up(const float* up_RO, int64_t rank, int64_t outputs, float* packed, int64_t* ranges) {
-    pack(up_RO, outputs, rank, 1, outputs, packed);
-    for (int64_t panel = 0; panel < panels_of(outputs); panel++) {
-        const int64_t columns = std::min(PANEL, outputs - panel * PANEL);
-        int64_t from = rank, to = 0;
-        for (int64_t r = 0; r < rank; r++) {
-            const float* row = up_RO + r * outputs + panel * PANEL;
-            if (std::any_of(row, row + columns, [](float x) { return x != 0.0f; })) from = std::min(from, r), to = r + 1;
-        }
-        ranges[2 * panel] = std::min(from, to), ranges[2 * panel + 1] = to;
+// How many floats of memory an adapter's packed matrices want.
+int64_t mint_adapter_memory(const Decoder* decoder, const Adapter* adapter) {
+    Memory memory(nullptr);
+    for (int64_t number = 0; number < decoder->projections(); number++)
+        take_low_rank(Adapted(*decoder, adapter, number), memory);
+    return memory.used();
+}
+
+// `parts`: one for each projection.
+void mint_pack_adapter(const Decoder* decoder, const Adapter* adapter, float* room, LowRank* parts) {
+    Memory memory(room);
+    for (int64_t number = 0; number < decoder->projections(); number++) {
+        const Adapted adapted(*decoder, adapter, number);
+        parts[number] = take_low_rank(adapted, memory);
+        if (!parts[number].rank) continue;
+        pack_down(adapted, parts[number].down);
+        pack_up(adapted, adapter->scale, parts[number].up, parts[number].ranges);
     }
 }
 
@@ -233,14 +267,35 @@ void mint_hidden(const Decoder* decoder, const Batch* batch, float* hidden) {
     Pass(*decoder, batch->runs, batch->num_runs, batch->rows, step, workspace()).hidden(*batch, hidden);
 }
 
+// A token for each row, behind the one it reads: hidden states, logits and draw, with helpers awake throughout.
+void mint_decode(
+    const Decoder* decoder, const Batch* batch, const float* temperature, const double* uniform, int64_t* tokens,
+    float* logprobs
+) {
+    Pool::Step step(pool(), batch->threads);
+    Workspace& space = workspace();
+    const int64_t vocabulary = decoder->unembedding.outputs;
+    space.hidden.shape(batch->rows, decoder->hidden);
+    Pass(*decoder, batch->runs, batch->num_runs, batch->rows, step, space).hidden(*batch, space.hidden.row(0));
+    for (int64_t first = 0; first < batch->rows; first += LOGIT_ROWS) {
+        const int64_t rows = std::min(LOGIT_ROWS, batch->rows - first);
+        const std::vector<Run> runs = runs_of(*batch, first, rows);
+        space.logits.shape(rows, vocabulary);
+        float* logits = space.logits.row(0);
+        Pass(*decoder, runs.data(), int64_t(runs.size()), rows, step, space).unembed(space.hidden.from(first), logits);
+        draw_rows(
+            step, logits, rows, vocabulary, temperature + first, uniform + first, tokens + first, logprobs + first
+        );
+    }
+}
+
 void mint_logits(
     const Decoder* decoder, const float* hidden, int64_t rows, const Run* runs, int64_t num_runs, int64_t threads,
     float* logits
 ) {
     Pool::Step step(pool(), threads);
     const Rows from{hidden, decoder->hidden};
-    Pass(*decoder, runs, num_runs, rows, step, workspace())
-        .project(decoder->unembedding, 4 * decoder->num_layers, from, logits, false);
+    Pass(*decoder, runs, num_runs, rows, step, workspace()).unembed(from, logits);
 }
 
 void mint_draw(
@@ -248,10 +303,7 @@ void mint_draw(
     int64_t* tokens, float* logprobs
 ) {
     Pool::Step step(pool(), threads);
-    step.share(rows, rows * vocabulary >= 1 << 16, [&](int64_t row) {
-        const Draw drawn = draw(logits + row * vocabulary, vocabulary, temperature[row], uniform[row]);
-        tokens[row] = drawn.token, logprobs[row] = drawn.logprob;
-    });
+    draw_rows(step, logits, rows, vocabulary, temperature, uniform, tokens, logprobs);
 }
 
 }  // extern "C"

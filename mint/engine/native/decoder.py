@@ -1,6 +1,6 @@
 """`NativeDecoder`: the passes of sampling in native code. An adapter's matrices are packed when it is first met.
 
-Shapes: T rows, N rows that want logits, H hidden size, V vocabulary, O outputs and I inputs of a projection, R rank.
+Shapes: T rows, N rows that want logits, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import joined
 from mint.engine.lora import Adapter, Rows
 from mint.engine.native import structures
 from mint.engine.native.structures import address
-from mint.engine.native.weights import PackedLowRank, PackedWeights
+from mint.engine.native.weights import AdapterMatrices, PackedWeights
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,27 @@ class NativeDecoder:
 
     def hidden(self, tokens: TokenRows, rows: Rows, threads: int) -> Tensor:
         """The final hidden states, after the last norm."""
+        out_TH = torch.empty(len(tokens.token_T), self._decoder.hidden)
+        self._functions.mint_hidden(self._decoder, self._batch(tokens, rows, threads), address(out_TH))
+        return out_TH
+
+    def decode(
+        self, tokens: TokenRows, rows: Rows, temperature_N: np.ndarray, uniform_N: np.ndarray, threads: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What `hidden`, `logits` and `draw` give one after the other where every row draws: tokens and log-probs."""
         count = len(tokens.token_T)
-        out_TH = torch.empty(count, self._decoder.hidden)
+        temperature_N, uniform_N = _as_drawn_with(temperature_N, uniform_N)
+        token_N, logprob_N = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
+        self._functions.mint_decode(
+            self._decoder, self._batch(tokens, rows, threads), address(temperature_N), address(uniform_N),
+            address(token_N), address(logprob_N),
+        )  # fmt: skip
+        return token_N, logprob_N
+
+    def _batch(self, tokens: TokenRows, rows: Rows, threads: int) -> structures.Batch:
         runs = self._runs(rows)
-        batch = structures.Batch(
-            rows=count,
+        return structures.Batch(
+            rows=len(tokens.token_T),
             tokens=address(tokens.token_T),
             positions=address(tokens.position_T),
             lines=address(tokens.line_T),
@@ -63,8 +78,6 @@ class NativeDecoder:
             num_runs=len(runs),
             threads=threads,
         )
-        self._functions.mint_hidden(self._decoder, batch, address(out_TH))
-        return out_TH
 
     def logits(self, hidden_NH: Tensor, rows: Rows, threads: int) -> Tensor:
         hidden_NH = hidden_NH.contiguous()
@@ -80,8 +93,8 @@ class NativeDecoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """A token of each row from its whole distribution, and the token's log-prob without temperature."""
         rows, vocabulary = logits_NV.shape
+        temperature_N, uniform_N = _as_drawn_with(temperature_N, uniform_N)
         token_N, logprob_N = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
-        temperature_N, uniform_N = temperature_N.astype(np.float32), np.ascontiguousarray(uniform_N, dtype=np.float64)
         self._functions.mint_draw(
             address(logits_NV), rows, vocabulary, address(temperature_N), address(uniform_N), threads,
             address(token_N), address(logprob_N),
@@ -98,18 +111,19 @@ class NativeDecoder:
 
     def _adapter(self, adapter: Adapter) -> _PackedAdapter:
         if adapter not in self._adapters:
-            self._adapters[adapter] = _PackedAdapter(self._weights, adapter)
+            self._adapters[adapter] = _PackedAdapter(self._weights, self._decoder, adapter)
         return self._adapters[adapter]
 
 
 class _PackedAdapter:
     """One adapter's part of every projection: `parts`, and what they point to."""
 
-    def __init__(self, weights: PackedWeights, adapter: Adapter) -> None:
-        projections = weights.projections
-        self.parts = (structures.LowRank * len(projections))()
-        self._held: list[PackedLowRank] = []
-        for number, projection in enumerate(projections):
-            if (pair := joined(adapter, projection)) is not None:
-                self._held.append(PackedLowRank(weights.functions, *pair))
-                self.parts[number] = self._held[-1].structure
+    def __init__(self, weights: PackedWeights, decoder: structures.Decoder, adapter: Adapter) -> None:
+        functions, matrices = weights.functions, AdapterMatrices(weights, adapter)
+        self.parts = (structures.LowRank * len(weights.projections))()
+        self._room = torch.empty(functions.mint_adapter_memory(decoder, matrices.structure))
+        functions.mint_pack_adapter(decoder, matrices.structure, address(self._room), self.parts)
+
+
+def _as_drawn_with(temperature_N: np.ndarray, uniform_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ascontiguousarray(temperature_N, np.float32), np.ascontiguousarray(uniform_N, np.float64)

@@ -9,6 +9,9 @@ struct Matrix {
     int64_t outputs, inputs;
 };
 
+// The projections of a layer, in the order of its adapters' parts: four a layer, then the unembedding's.
+enum Projection { QKV, OUT, GATE_UP, DOWN, PROJECTIONS };
+
 struct Layer {
     const float *input_norm, *head_norm, *mlp_norm;
     Matrix qkv, out, gate_up, down;
@@ -22,15 +25,20 @@ struct Decoder {
     const float *embedding, *final_norm, *cosine, *sine;
     Layer* layers;
     Matrix unembedding;
+
+    int64_t projections() const { return PROJECTIONS * num_layers + 1; }
+    const Matrix& projection(int64_t number) const {
+        if (number == PROJECTIONS * num_layers) return unembedding;
+        const Layer& layer = layers[number / PROJECTIONS];
+        const Matrix* matrices[] = {&layer.qkv, &layer.out, &layer.gate_up, &layer.down};
+        return *matrices[number % PROJECTIONS];
+    }
 };
 
 // An adapter's part of one projection: all of its linears' A below each other, and their B in the panels of the
 // projection's outputs. A panel's inputs are those of the linears whose outputs it holds: from..to of `ranges`.
 struct LowRank {
-    const float *down, *up;
-    const int64_t* ranges;
+    float *down, *up;
+    int64_t* ranges;
     int64_t rank;
 };
-
-// The projections of a layer, in the order of its adapters' parts: four a layer, then the unembedding's.
-enum Projection { QKV, OUT, GATE_UP, DOWN, PROJECTIONS };

@@ -1,5 +1,5 @@
-"""What is handed to native code: the structures of `model.h`, `decoder.cpp` and `training.cpp`, field by field, and the
-functions' types."""
+"""What is handed to native code: the structures of `model.h`, `adapter.h`, `decoder.cpp` and `training_space.h`, field
+by field, and the functions' types."""
 
 from __future__ import annotations
 
@@ -71,16 +71,18 @@ class Batch(Structure):
     )
 
 
-class TrainedLowRank(Structure):
+class AdaptedLinear(Structure):
     _fields_ = (
-        ("forward", LowRank),
-        ("back_up", c_void_p),
-        ("back_down", c_void_p),
-        ("parts", c_void_p),
-        ("num_parts", c_int64),
-        ("grad_down", c_void_p),
-        ("grad_up", c_void_p),
+        ("down", c_void_p),
+        ("up", c_void_p),
+        ("projection", c_int64),
+        ("first", c_int64),
+        ("outputs", c_int64),
     )
+
+
+class Adapter(Structure):
+    _fields_ = (("linears", POINTER(AdaptedLinear)), ("count", c_int64), ("rank", c_int64), ("scale", c_float))
 
 
 class Back(Structure):
@@ -105,7 +107,7 @@ class MicroBatch(Structure):
         ("places", c_void_p),
         ("targets", c_void_p),
         ("temperature", c_float),
-        ("adapter", POINTER(TrainedLowRank)),
+        ("adapter", POINTER(Adapter)),
         ("keep", c_int64),
         ("lean", c_int64),
         ("memory", c_void_p),
@@ -118,18 +120,16 @@ def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
         "mint_lanes": ([], c_int64),
         "mint_padded": ([c_int64], c_int64),
         "mint_pack": ([c_void_p, c_int64, c_int64, c_void_p], None),
-        "mint_pack_up": ([c_void_p, c_int64, c_int64, c_void_p, c_void_p], None),
+        "mint_adapter_memory": ([POINTER(Decoder), POINTER(Adapter)], c_int64),
+        "mint_pack_adapter": ([POINTER(Decoder), POINTER(Adapter), c_void_p, POINTER(LowRank)], None),
         "mint_hidden": ([POINTER(Decoder), POINTER(Batch), c_void_p], None),
         "mint_logits": ([POINTER(Decoder), c_void_p, c_int64, POINTER(Run), c_int64, c_int64, c_void_p], None),
         "mint_draw": ([c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
+        "mint_decode": ([POINTER(Decoder), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p], None),
         "mint_pack_back": ([c_void_p, c_int64, c_int64, c_void_p], None),
-        "mint_pack_low_rank_back": (
-            [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
-            None,
-        ),
         "mint_training_memory": ([POINTER(Model), POINTER(MicroBatch)], c_int64),
         "mint_training_forward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),
-        "mint_training_backward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),
+        "mint_training_backward": ([POINTER(Model), POINTER(MicroBatch), c_void_p, c_void_p], None),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(functions, name)

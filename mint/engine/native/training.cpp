@@ -13,10 +13,16 @@ namespace {
 class TrainingPass {
 public:
     TrainingPass(const Model& model, const MicroBatch& batch)
-        : decoder_(*model.decoder), batch_(batch), space_(model, batch), projections_(model, batch, space_),
-          layers_(model, batch, space_, projections_), head_(model, batch, space_, projections_) {}
+        : decoder_(*model.decoder), batch_(batch), memory_(batch.memory),
+          adapter_(decoder_, batch.adapter, batch.keep, memory_), space_(model, batch, adapter_, memory_),
+          projections_(model, adapter_, space_), layers_(model, batch, space_, projections_),
+          head_(model, batch, space_, projections_) {}
+
+    // Floats of memory, all in all.
+    int64_t used() const { return memory_.used(); }
 
     void forward(float* logprobs) {
+        adapter_.pack();
         const int64_t width = decoder_.hidden, layers = decoder_.num_layers;
         for (int64_t row = 0; row < batch_.rows; row++)
             std::memcpy(
@@ -32,15 +38,17 @@ public:
         });
     }
 
-    void backward(const float* grad_cells) {
+    void backward(const float* grad_cells, float* gradients) {
         const int64_t lowest = lowest_trained();
+        adapter_.clear_gradients();
         std::memset(space_.grad, 0, batch_.rows * decoder_.hidden * sizeof(float));
-        by_row_blocks(0, batch_.live, [&](int64_t first, int64_t rows) { head_.backward(first, rows, grad_cells); });
+        head_.backward(grad_cells);
         for (int64_t n = decoder_.num_layers - 1; n >= lowest; n--) {
             // Its output is written where nobody looks any more.
             if (batch_.lean) layers_.forward(n, space_.hidden);
             layers_.backward(n, n > lowest);
         }
+        adapter_.gradients(gradients);
     }
 
 private:
@@ -53,6 +61,8 @@ private:
 
     const Decoder& decoder_;
     const MicroBatch& batch_;
+    Memory memory_;
+    TrainedAdapter adapter_;
     Space space_;
     Projections projections_;
     Layers layers_;
@@ -70,30 +80,16 @@ void mint_pack_back(const float* weight_OI, int64_t outputs, int64_t inputs, flo
     pack(weight_OI, inputs, outputs, 1, inputs, packed);
 }
 
-// An adapter's B of each of its linears, whose outputs `parts` names, and its A, for the way back.
-void mint_pack_low_rank_back(
-    const float* down_RI, const float* up_RO, int64_t rank, int64_t inputs, int64_t outputs, const int64_t* parts,
-    int64_t num_parts, float* back_up, float* back_down
-) {
-    const int64_t each = rank / num_parts;
-    for (int64_t part = 0; part < num_parts; part++) {
-        const int64_t first = parts[2 * part], columns = parts[2 * part + 1];
-        pack(up_RO + part * each * outputs + first, each, columns, outputs, 1, back_up);
-        back_up += padded_outputs(each) * columns;
-    }
-    pack(down_RI, inputs, rank, 1, inputs, back_down);
-}
-
 // How many floats of memory a pass wants.
-int64_t mint_training_memory(const Model* model, const MicroBatch* batch) { return Space(*model, *batch).used; }
+int64_t mint_training_memory(const Model* model, const MicroBatch* batch) { return TrainingPass(*model, *batch).used(); }
 
 void mint_training_forward(const Model* model, const MicroBatch* batch, float* logprobs) {
     TrainingPass(*model, *batch).forward(logprobs);
 }
 
-// After `mint_training_forward` with the same memory.
-void mint_training_backward(const Model* model, const MicroBatch* batch, const float* grad_cells) {
-    TrainingPass(*model, *batch).backward(grad_cells);
+// After `mint_training_forward` with the same memory; see `TrainedAdapter::gradients` for what comes out.
+void mint_training_backward(const Model* model, const MicroBatch* batch, const float* grad_cells, float* gradients) {
+    TrainingPass(*model, *batch).backward(grad_cells, gradients);
 }
 
 }  // extern "C"

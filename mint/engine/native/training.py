@@ -3,8 +3,7 @@
 What `BaseModel.hidden_of_tree` and `target_logprobs` do in torch, which stay the reference. One thread; several passes
 may be under way at once.
 
-Shapes: C cells (see `mint.engine.logprobs.Cells`), S the same in the order of the targets, O outputs and I inputs of a
-projection, R ranks of its adapted linears together.
+Shapes: C cells (see `mint.engine.logprobs.Cells`), S the same in the order of the targets, P parameters of the adapter.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import Projection, joined
 from mint.engine.lora import Adapter
 from mint.engine.native import structures
 from mint.engine.native.structures import address
-from mint.engine.native.weights import PackedLowRank, PackedWeights
+from mint.engine.native.weights import AdapterMatrices, PackedWeights
 
 if TYPE_CHECKING:
     from mint.engine.batch import Batch
@@ -38,11 +36,11 @@ class NativeTraining:
         self._back: Any = None
         self._memory: deque[_Memory] = deque()  # one for each pass that was under way at once
 
-    def logprobs(self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool) -> Tensor:
-        """Of every target, [S]; differentiable in the adapter's parameters if there is to be a backward pass."""
-        run = _Pass(self, adapter, batch, temperature, backward and adapter is not None, lean)
-        parameters = [] if adapter is None else adapter.parameters()
-        return _Logprobs.apply(run, *parameters).index_select(0, batch.targets.back_C)
+    def forward(
+        self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool
+    ) -> NativePass:
+        """`backward`: its gradients will be asked for."""
+        return NativePass(self, adapter, batch, temperature, backward and adapter is not None, lean)
 
     def model(self, backward: bool) -> structures.Model:
         if backward:
@@ -83,8 +81,8 @@ class _Memory:
             self._pages.madvise(mmap.MADV_FREE)
 
 
-class _Pass:
-    """One micro-batch through forward and backward."""
+class NativePass:
+    """One micro-batch, forward, and back if it is asked to."""
 
     def __init__(
         self,
@@ -96,13 +94,15 @@ class _Pass:
         lean: bool,
     ) -> None:
         self._training, self._model = training, training.model(backward)
-        self._adapter = None if adapter is None else _TrainedAdapter(training.weights, adapter, backward)
+        self._adapter = None if adapter is None else AdapterMatrices(training.weights, adapter)
+        if backward and adapter is not None and self._adapter is not None:
+            whole = sum(parameter.numel() for parameter in adapter.parameters())
+            assert self._adapter.parameters == whole, "there are no gradients of linears that the model does not have"
         tree, cells = batch.tree, batch.targets
         self._held = [np.array(tree.lengths, np.int64), np.array(tree.parents, np.int64)]
         tensors = [batch.tokens_T, batch.positions_T, cells.order_T, cells.places_C, cells.targets_C]
         tokens, positions, order, places, targets = (self._hold(tensor) for tensor in tensors)
         lengths, parents = (address(numbers) for numbers in self._held[:2])
-        self._cells = len(cells.targets_C)
         self._batch = structures.MicroBatch(
             rows=len(batch.tokens_T),
             tokens=tokens,
@@ -110,36 +110,40 @@ class _Pass:
             num_nodes=len(tree.lengths),
             lengths=lengths,
             parents=parents,
-            num_cells=self._cells,
+            num_cells=len(cells.targets_C),
             live=cells.live,
             order=order,
             places=places,
             targets=targets,
             temperature=temperature,
-            adapter=None if self._adapter is None else self._adapter.parts,
+            adapter=None if self._adapter is None else ctypes.pointer(self._adapter.structure),
             keep=backward,
             lean=lean,
         )
         self._memory: _Memory | None = None
+        self._logprobs_C = self._forward().requires_grad_(backward)
+        self.logprobs_S = self._logprobs_C.index_select(0, cells.back_C)
+        """Of every target; what is computed from them is differentiable as far as here."""
 
-    def forward(self) -> Tensor:
-        """[C]"""
-        functions, keep = self._training.functions, bool(self._batch.keep)
+    def gradients(self, total: Tensor) -> Tensor:
+        """Of a number computed from the log-probs, in the adapter's parameters, one after the other."""
+        assert self._adapter is not None and self._memory is not None, "announced, and asked for once"
+        (grad_C,) = torch.autograd.grad(total, [self._logprobs_C], materialize_grads=True, allow_unused=True)
+        grad_C = grad_C.contiguous()
+        gradients_P = torch.empty(self._adapter.parameters)
+        self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C), address(gradients_P))
+        self._end()
+        return gradients_P
+
+    def _forward(self) -> Tensor:
+        functions = self._training.functions
         self._memory = self._training.borrow(functions.mint_training_memory(self._model, self._batch))
         self._batch.memory = address(self._memory.numbers)
-        found_C = torch.empty(self._cells)
+        found_C = torch.empty(self._batch.num_cells)
         functions.mint_training_forward(self._model, self._batch, address(found_C))
-        if not keep:
+        if not self._batch.keep:
             self._end()
         return found_C
-
-    def backward(self, grad_C: Tensor) -> list[Tensor]:
-        """Those of the adapter's parameters, in their order."""
-        assert self._adapter is not None
-        grad_C = grad_C.contiguous()
-        self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C))
-        self._end()
-        return self._adapter.gradients()
 
     def _end(self) -> None:
         assert self._memory is not None
@@ -149,72 +153,3 @@ class _Pass:
     def _hold(self, tensor: Tensor) -> int | None:
         self._held.append(tensor.contiguous().numpy())
         return address(self._held[-1])
-
-
-class _TrainedAdapter:
-    """The adapter's part of every projection as it is now: `parts`, what they point to, and the gradients."""
-
-    def __init__(self, weights: PackedWeights, adapter: Adapter, backward: bool) -> None:
-        self._adapter = adapter
-        self.parts = (structures.TrainedLowRank * len(weights.projections))()
-        self._trained: list[_TrainedProjection] = []
-        for number, projection in enumerate(weights.projections):
-            if (pair := joined(adapter, projection)) is not None:
-                self._trained.append(_TrainedProjection(weights, adapter, projection, *pair, backward=backward))
-                self.parts[number] = self._trained[-1].structure
-
-    def gradients(self) -> list[Tensor]:
-        by_path = {path: pair for trained in self._trained for path, pair in trained.gradients(self._adapter.scale)}
-        return [half for path in self._adapter.weights for half in by_path[path]]
-
-
-class _TrainedProjection:
-    def __init__(
-        self,
-        weights: PackedWeights,
-        adapter: Adapter,
-        projection: Projection,
-        down_RI: Tensor,
-        up_RO: Tensor,
-        backward: bool,
-    ) -> None:
-        (rank, inputs), outputs = down_RI.shape, up_RO.shape[1]
-        starts = np.cumsum([0, *projection.sizes])
-        spans = zip(projection.paths, starts, projection.sizes, strict=False)
-        self._spans = [(path, int(first), size) for path, first, size in spans if path in adapter.weights]
-        self._rank = adapter.config.rank
-        self._packed = PackedLowRank(weights.functions, down_RI, up_RO)
-        self.structure = structures.TrainedLowRank(forward=self._packed.structure)
-        if not backward:
-            return
-        parts = np.array([(first, size) for _, first, size in self._spans], np.int64)
-        back_up = weights.room(self._rank, int(parts[:, 1].sum()))
-        back_down = weights.room(inputs, rank)
-        weights.functions.mint_pack_low_rank_back(
-            address(down_RI), address(up_RO), rank, inputs, outputs, address(parts), len(parts),
-            address(back_up), address(back_down),
-        )  # fmt: skip
-        self._grad_down, self._grad_up = torch.zeros(rank, inputs), torch.zeros(rank, outputs)
-        self.structure.back_up, self.structure.back_down = address(back_up), address(back_down)
-        self.structure.parts, self.structure.num_parts = address(parts), len(parts)
-        self.structure.grad_down, self.structure.grad_up = address(self._grad_down), address(self._grad_up)
-        self._held = (parts, back_up, back_down)
-
-    def gradients(self, scale: float) -> list[tuple[str, tuple[Tensor, Tensor]]]:
-        """Of A and B of each linear, by its path."""
-        found = []
-        for place, (path, first, size) in enumerate(self._spans):
-            rows = slice(place * self._rank, (place + 1) * self._rank)
-            found.append((path, (self._grad_down[rows], self._grad_up[rows, first : first + size].T * scale)))
-        return found
-
-
-class _Logprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: _Pass, *parameters: Tensor) -> Tensor:
-        ctx.run = run
-        return run.forward()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.run.backward(grads[0])

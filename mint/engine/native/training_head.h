@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <numeric>
 
 #include "rows.h"
 #include "training_projection.h"
@@ -17,19 +18,24 @@ public:
     void forward(int64_t first, int64_t rows, bool live, float* logprobs) {
         const int64_t vocabulary = decoder_.unembedding.outputs, width = decoder_.hidden;
         std::vector<double> sums(rows);
-        logits(first, rows);
+        std::vector<int64_t> places(rows);
+        std::iota(places.begin(), places.end(), first);
+        const bool kept = live && space_.powers;
+        float* start = kept ? space_.powers + first * vocabulary : space_.logits;
+        logits(gathered(places.data(), rows), rows, start);
         for (int64_t n = 0; n < rows; n++) {
-            float *row = space_.logits + n * vocabulary, largest;
+            float *row = start + n * vocabulary, largest;
             by_cells(first + n, [&](int64_t cell) { logprobs[cell] = row[batch_.targets[cell]]; });
             sums[n] = powers(row, &largest);
+            if (kept) space_.sums[first + n] = sums[n];
             by_cells(first + n, [&](int64_t cell) {
                 logprobs[cell] = float(double((logprobs[cell] - largest) / batch_.temperature) - std::log(sums[n]));
             });
         }
-        // With an adapter of its own the unembedding is gone through again on the way back.
+        // With an adapter of its own the unembedding needs its logits on the way back.
         if (!live || !batch_.keep || projections_.low_rank(number_)) return;
         float* means = space_.means + first * width;
-        product_back(model_.back[number_], {space_.logits, vocabulary}, rows, means);
+        product_back(model_.back[number_], {start, vocabulary}, rows, means);
         for (int64_t n = 0; n < rows; n++) {
             const Vector share = splat(float(1.0 / sums[n]));
             float* mean = means + n * width;
@@ -37,32 +43,46 @@ public:
         }
     }
 
-    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter.
-    void backward(int64_t first, int64_t rows, const float* grad_cells) {
+    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter. Rows without
+    // a gradient, such as prompts that were given no weights but an advantage of 0, are left out.
+    void backward(const float* grad_cells) {
+        std::vector<int64_t> places;  // in the cells' order
+        for (int64_t cell = 0; cell < batch_.num_cells && batch_.places[cell] < batch_.live; cell++)
+            if (grad_cells[cell] != 0.0f && (places.empty() || places.back() != batch_.places[cell]))
+                places.push_back(batch_.places[cell]);
+        by_row_blocks(0, int64_t(places.size()), [&](int64_t first, int64_t rows) {
+            block_back(places.data() + first, rows, grad_cells);
+        });
+    }
+
+private:
+    void block_back(const int64_t* places, int64_t rows, const float* grad_cells) {
         const int64_t width = decoder_.hidden;
         float* grad = space_.normed;
         if (projections_.low_rank(number_))
-            adapted_back(first, rows, grad_cells, grad);
+            adapted_back(places, rows, grad_cells, grad);
         else
-            for (int64_t n = 0; n < rows; n++) plain_back(first + n, grad_cells, grad + n * width);
+            for (int64_t n = 0; n < rows; n++) plain_back(places[n], grad_cells, grad + n * width);
         for (int64_t n = 0; n < rows; n++) {
-            const int64_t row = batch_.order[first + n] * width;
+            const int64_t row = batch_.order[places[n]] * width;
             norm_back(
                 space_.last + row, decoder_.final_norm, width, decoder_.eps, grad + n * width, space_.grad + row, false
             );
         }
     }
 
-private:
-    // Logits of the rows first..first+rows-1 of the cells' order, whose hidden states come to stand in `narrow`.
-    void logits(int64_t first, int64_t rows) {
+    // Hidden states at those places of the cells' order, now in `narrow`.
+    Rows gathered(const int64_t* places, int64_t rows) {
         const int64_t width = decoder_.hidden;
         for (int64_t n = 0; n < rows; n++)
             std::memcpy(
-                space_.narrow + n * width, space_.hidden + batch_.order[first + n] * width, width * sizeof(float)
+                space_.narrow + n * width, space_.hidden + batch_.order[places[n]] * width, width * sizeof(float)
             );
-        const Rows x{space_.narrow, width};
-        projections_.project(decoder_.unembedding, number_, x, rows, space_.low, space_.logits, false);
+        return {space_.narrow, width};
+    }
+
+    void logits(Rows x, int64_t rows, float* out) {
+        projections_.project(decoder_.unembedding, number_, x, rows, space_.low, out, false);
     }
 
     // A row's logits become e^((logit - largest) / temperature); gives their sum, and the largest.
@@ -128,23 +148,28 @@ private:
         add(space_.means + place * width, -taken);
     }
 
-    void adapted_back(int64_t first, int64_t rows, const float* grad_cells, float* grad) {
-        const int64_t vocabulary = decoder_.unembedding.outputs, width = decoder_.hidden;
-        logits(first, rows);
-        std::vector<float> low(space_.low, space_.low + rows * projections_.rank(number_));
+    void adapted_back(const int64_t* places, int64_t rows, const float* grad_cells, float* grad) {
+        const int64_t vocabulary = decoder_.unembedding.outputs, rank = projections_.rank(number_);
+        const Rows x = gathered(places, rows);
+        if (space_.powers)
+            reduce(projections_.low_rank(number_)->forward, x, rows, decoder_.hidden, space_.low, rank);
+        else
+            logits(x, rows, space_.logits);
+        const std::vector<float> low(space_.low, space_.low + rows * rank);
         for (int64_t n = 0; n < rows; n++) {
             float *row = space_.logits + n * vocabulary, taken = 0.0f, largest;
-            const double sum = powers(row, &largest);
-            by_cells(first + n, [&](int64_t cell) { taken += grad_cells[cell] / batch_.temperature; });
+            const double sum = space_.powers ? space_.sums[places[n]] : powers(row, &largest);
+            const float* from = space_.powers ? space_.powers + places[n] * vocabulary : row;
+            by_cells(places[n], [&](int64_t cell) { taken += grad_cells[cell] / batch_.temperature; });
             const Vector share = splat(float(-taken / sum));
             by_vectors(vocabulary, [&](int64_t i, int64_t count) {
-                store(row + i, load(row + i, count) * share, count);
+                store(row + i, load(from + i, count) * share, count);
             });
-            by_cells(first + n, [&](int64_t cell) {
+            by_cells(places[n], [&](int64_t cell) {
                 row[batch_.targets[cell]] += grad_cells[cell] / batch_.temperature;
             });
         }
-        projections_.project_back(number_, {space_.narrow, width}, rows, low.data(), space_.logits, grad);
+        projections_.project_back(number_, x, rows, low.data(), space_.logits, grad);
     }
 
     const Model& model_;

@@ -23,15 +23,13 @@ inline void product_back(const Back& back, Rows grad, int64_t rows, float* out) 
 
 class Projections {
 public:
-    Projections(const Model& model, const MicroBatch& batch, Space& space)
-        : model_(model), batch_(batch), space_(space) {}
+    Projections(const Model& model, const TrainedAdapter& adapter, Space& space)
+        : model_(model), adapter_(adapter), space_(space) {}
 
     // The adapter's part of a projection, if it has one.
-    const TrainedLowRank* low_rank(int64_t number) const {
-        return batch_.adapter && batch_.adapter[number].forward.rank ? batch_.adapter + number : nullptr;
-    }
+    const TrainedLowRank* low_rank(int64_t number) const { return adapter_.part(number); }
 
-    int64_t rank(int64_t number) const { return batch_.adapter ? batch_.adapter[number].forward.rank : 0; }
+    int64_t rank(int64_t number) const { return adapter_.rank(number); }
 
     // out = x W + bias + up(down x), and what was in `out` too where it is to be added; `low` gets the reduced rows.
     void project(const Matrix& matrix, int64_t number, Rows x, int64_t rows, float* low, float* out, bool add) {
@@ -64,24 +62,24 @@ public:
 private:
     // The gradients of an adapter's matrices; that of the reduced rows goes to the space's `low`.
     void reduce_back(const TrainedLowRank& added, Rows x, int64_t rows, int64_t inputs, const float* low, Rows grad) {
-        const int64_t rank = added.forward.rank, each = rank / added.num_parts;
+        const int64_t rank = added.forward.rank, each = added.adapted.each;
         const float* back_up = added.back_up;
-        for (int64_t part = 0; part < added.num_parts; part++) {
-            const int64_t first = added.parts[2 * part], columns = added.parts[2 * part + 1], place = part * each;
-            const Rows given{grad.start + first, grad.stride};
+        float *grad_up = added.grad_up, *reduced = space_.low;
+        for (const AdaptedLinear* linear : added.adapted.linears) {
+            const int64_t outputs = linear->outputs;
+            const Rows given{grad.start + linear->first, grad.stride};
             for (int64_t column = 0; column < each; column += PANEL)
                 product(
-                    given, rows, back_up + column * columns, columns, nullptr, space_.low + place + column, rank, false,
+                    given, rows, back_up + column * outputs, outputs, nullptr, reduced + column, rank, false,
                     std::min(PANEL, each - column)
                 );
-            back_up += padded_outputs(each) * columns;
-            float* grad_up = added.grad_up + place * grad.stride + first;
-            outer({low + place, rank}, each, given, columns, rows, grad_up, grad.stride);
+            outer({low, rank}, each, given, outputs, rows, grad_up, outputs);
+            back_up += padded_outputs(each) * outputs, grad_up += each * outputs, low += each, reduced += each;
         }
         outer({space_.low, rank}, rank, x, inputs, rows, added.grad_down, inputs);
     }
 
     const Model& model_;
-    const MicroBatch& batch_;
+    const TrainedAdapter& adapter_;
     Space& space_;
 };

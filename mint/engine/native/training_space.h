@@ -5,19 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "matrix.h"
-#include "model.h"
-
-// An adapter's part of one projection in training: as for sampling; then, for the way back, each linear's B by its
-// outputs, and all A by their inputs; the first output and the number of outputs of each linear; and the gradients,
-// [rank, inputs] and [rank, outputs], which are added to.
-struct TrainedLowRank {
-    LowRank forward;
-    const float *back_up, *back_down;
-    const int64_t* parts;
-    int64_t num_parts;
-    float *grad_down, *grad_up;
-};
+#include "training_adapter.h"
 
 // A projection's weight for the way back. Plain, as the model holds it: output by output, in rows of `step` floats, whole
 // vectors of which may be read. Or, with a `step` of 0, packed in panels of inputs.
@@ -41,9 +29,9 @@ struct MicroBatch {
     int64_t num_cells, live;
     const int64_t *order, *places, *targets;
     float temperature;
-    const TrainedLowRank* adapter;  // four a layer, then the unembedding's; or none
-    int64_t keep;                   // there will be a backward pass
-    int64_t lean;                   // it computes each layer again
+    const Adapter* adapter;  // or none
+    int64_t keep;            // there will be a backward pass
+    int64_t lean;            // it computes each layer again
     float* memory;
 };
 
@@ -55,24 +43,6 @@ inline void by_row_blocks(int64_t start, int64_t stop, const Work& work) {
     for (int64_t first = start; first < stop; first += ROW_BLOCK) work(first, std::min(ROW_BLOCK, stop - first));
 }
 
-// Hands out a pass's memory piece by piece, always in the same order; without any it only counts.
-class Memory {
-public:
-    explicit Memory(float* start) : start_(start) {}
-
-    // With room for a vector beyond the last number.
-    float* take(int64_t count) {
-        float* piece = start_ ? start_ + used_ : nullptr;
-        used_ += (count + 2 * LANES - 1) / LANES * LANES;
-        return piece;
-    }
-    int64_t used() const { return used_; }
-
-private:
-    float* start_;
-    int64_t used_ = 0;
-};
-
 // Of one layer, for its backward pass: its input, the heads before their norm, turned, what attention saw and its
 // masses, the residual stream in the middle, gate and up, and the rows reduced by each projection's adapter.
 struct Kept {
@@ -83,19 +53,17 @@ struct Kept {
 struct Space {
     std::vector<Kept> layers;
     float *last, *hidden, *means;
+    float* powers;  // of e, from the live rows' logits, where they are kept...
+    double* sums;   // ...and what they add up to
     float *normed, *wide, *narrow, *low, *logits;  // of a block
     float *grad, *grad_qkv, *grad_seen;
-    int64_t used;  // floats, all in all
 
-    Space(const Model& model, const MicroBatch& batch) {
+    Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory) {
         const Decoder& d = *model.decoder;
         const int64_t rows = batch.rows, block = std::min(rows, ROW_BLOCK), heads = d.heads * d.head_dim;
         const int64_t both = heads + d.kv_heads * d.head_dim, qkv = both + d.kv_heads * d.head_dim;
-        Memory memory(batch.memory);
+        const int64_t most_rank = adapter.most_rank(), before = memory.used();
         layers.resize(d.num_layers);
-        const auto rank = [&](int64_t n) { return batch.adapter ? batch.adapter[n].forward.rank : 0; };
-        int64_t most_rank = rank(PROJECTIONS * d.num_layers);
-        for (int64_t n = 0; n < PROJECTIONS * d.num_layers; n++) most_rank = std::max(most_rank, rank(n));
         for (int64_t n = 0; n < d.num_layers; n++) {
             Kept& kept = layers[n];
             const bool own = n == 0 || (batch.keep && !batch.lean);
@@ -110,6 +78,13 @@ struct Space {
             kept.gate_up = memory.take(rows * 2 * d.intermediate);
             for (float*& low : kept.low) low = memory.take(rows * most_rank);
         }
+        // With an adapter of its own the unembedding's logits are needed on the way back: kept if that is little beside
+        // the rest, computed again if it is not.
+        const int64_t kept_of_a_row = (memory.used() - before) / std::max<int64_t>(1, rows);
+        const bool keeps = adapter.part(PROJECTIONS * d.num_layers) && d.unembedding.outputs <= kept_of_a_row / 2;
+        const int64_t kept_rows = batch.keep && !batch.lean && keeps ? batch.live : 0;
+        powers = kept_rows ? memory.take(kept_rows * d.unembedding.outputs) : nullptr;
+        sums = kept_rows ? reinterpret_cast<double*>(memory.take(kept_rows * sizeof(double) / sizeof(float))) : nullptr;
         last = batch.keep ? memory.take(rows * d.hidden) : layers[0].x;
         hidden = memory.take(rows * d.hidden);
         normed = memory.take(block * d.hidden);
@@ -123,6 +98,5 @@ struct Space {
             grad_qkv = memory.take(rows * qkv);
             grad_seen = memory.take(rows * heads);
         }
-        used = memory.used();
     }
 };

@@ -3,12 +3,13 @@
 Holds a second copy of the weights, so models larger than MOST_BYTES stay with torch; and for training a third, by their
 inputs, of models up to MOST_BYTES_THRICE.
 
-Shapes: O outputs and I inputs of a projection, R ranks of its adapted linears together.
+Shapes: O outputs and I inputs of a projection.
 """
 
 from __future__ import annotations
 
 import ctypes
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.lora import Adapter
 from mint.engine.native import structures
 from mint.engine.native.library import library
 from mint.engine.native.structures import address
@@ -35,6 +37,7 @@ class PackedWeights:
         self.fused = fused
         self.projections = _projections(fused)
         """Four a layer, then the unembedding: the order of an adapter's parts."""
+        self.places = _places(self.projections)
         self._held: list[Tensor] = []  # what the structures point to
         self._matrices = [self._packed(projection) for projection in self.projections]
 
@@ -118,17 +121,21 @@ class PackedWeights:
         return torch.empty(self.functions.mint_padded(outputs) * inputs)
 
 
-class PackedLowRank:
-    """An adapter's part of one projection: `structure`, and what it points to."""
+class AdapterMatrices:
+    """An adapter's matrices as they lie, for native code to pack: `structure`, and what it points to. Those of linears
+    that the model does not have are none of its business, here as in torch."""
 
-    def __init__(self, functions: ctypes.CDLL, down_RI: Tensor, up_RO: Tensor) -> None:
-        rank, outputs = up_RO.shape
-        down = pack(functions, down_RI)
-        up = torch.empty(functions.mint_padded(outputs) * rank)
-        ranges = torch.empty(2 * -(-outputs // functions.mint_lanes()), dtype=torch.int64)
-        functions.mint_pack_up(address(up_RO), rank, outputs, address(up), address(ranges))
-        self.structure = structures.LowRank(address(down), address(up), address(ranges), rank)
-        self._held = (down, up, ranges)
+    def __init__(self, weights: PackedWeights, adapter: Adapter) -> None:
+        known = {weights.places[path]: pair for path, pair in adapter.weights.items() if path in weights.places}
+        linears = (structures.AdaptedLinear * len(known))()
+        self._held: list[Tensor] = []
+        for linear, (place, pair) in zip(linears, known.items(), strict=True):
+            down, up = (half.detach().to(torch.float32).contiguous() for half in pair)
+            self._held += (down, up)
+            linear.down, linear.up = address(down), address(up)
+            linear.projection, linear.first, linear.outputs = place
+        self.parameters = sum(half.numel() for half in self._held)
+        self.structure = structures.Adapter(linears, len(linears), adapter.config.rank, adapter.scale)
 
 
 def pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
@@ -140,3 +147,13 @@ def pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
 
 def _projections(fused: FusedDecoder) -> list[Projection]:
     return [projection for layer in fused.layers for projection in layer.projections] + [fused.unembedding]
+
+
+def _places(projections: list[Projection]) -> dict[str, tuple[int, int, int]]:
+    """Of every linear: the number of its projection, its first output there, and how many are its own."""
+    places = {}
+    for number, projection in enumerate(projections):
+        firsts = [0, *accumulate(projection.sizes)]
+        for path, first, size in zip(projection.paths, firsts, projection.sizes, strict=False):
+            places[path] = number, first, size
+    return places

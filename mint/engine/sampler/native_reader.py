@@ -75,13 +75,31 @@ class NativeReader:
                 found.update((drawn.sequence, drawn) for drawn in draw(rows_NV, [sequences[n] for n in places]))
         return [found[sequence] for sequence in sequences]
 
-    def _draw(self, logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
-        temperature_N = np.array([sequence.group.params.temperature for sequence in sequences], dtype=np.float32)
-        uniform_N = uniforms_of(sequences, 1)[0]
+    def decoded(self, works: list[Work]) -> list[Drawn] | None:
+        sequences = [work.sequence for work in works]
+        if not all(sequence.group.plain for sequence in sequences):
+            return None
+        table_LM = self._tables.update([sequence.blocks for sequence in sequences])
+        rows = runs_of((sequence.group.adapter, 1) for sequence in sequences)
         with cores().lend() as threads:
-            token_N, logprob_N = self._decoder.draw(logits_NV, temperature_N, uniform_N, threads)
-        drawn = zip(sequences, token_N[:, None].tolist(), logprob_N[:, None].tolist(), strict=True)
-        return [Drawn(*each) for each in drawn]
+            return _drawn(
+                sequences, *self._decoder.decode(_rows_of(works, table_LM), rows, *_draws_of(sequences), threads)
+            )
+
+    def _draw(self, logits_NV: Tensor, sequences: list[Sequence]) -> list[Drawn]:
+        with cores().lend() as threads:
+            return _drawn(sequences, *self._decoder.draw(logits_NV, *_draws_of(sequences), threads))
+
+
+def _draws_of(sequences: list[Sequence]) -> tuple[np.ndarray, np.ndarray]:
+    """The temperatures and random numbers of their next draws."""
+    temperature_N = np.array([sequence.group.params.temperature for sequence in sequences], dtype=np.float32)
+    return temperature_N, uniforms_of(sequences, 1)[0]
+
+
+def _drawn(sequences: list[Sequence], token_N: np.ndarray, logprob_N: np.ndarray) -> list[Drawn]:
+    drawn = zip(sequences, token_N[:, None].tolist(), logprob_N[:, None].tolist(), strict=True)
+    return [Drawn(*each) for each in drawn]
 
 
 def _rows_of(works: list[Work], table_LM: np.ndarray) -> TokenRows:

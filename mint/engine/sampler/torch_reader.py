@@ -26,6 +26,9 @@ class TorchReader:
         self._gathered = Gathered(self.store) if model.device.type == "cpu" else None
         self._passes: Passes = model if model.fused is None else PaddedPasses(model.fused, self.store.row_multiple)
 
+    def decoded(self, works: list[Work]) -> None:
+        return None
+
     def forget(self, adapter: Adapter) -> None:
         """Nothing of an adapter is kept here that does not go with it."""
 

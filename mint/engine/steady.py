@@ -7,10 +7,16 @@ shapes in which every row is summed in the same order:
     rows   come in multiples of ROWS: padded with rows that nobody reads;
     keys   of attention come in the widths of `key_slots`: padded with keys that are masked.
 
-Both were measured (MKL 2024.2 through torch 2.13, x86-64 with AVX-512, one and two threads; heads of 8 to 256): a
-product of 1 to 3 rows, or with two threads one whose rows are no multiple of 4, is summed in another order than a
-larger one; from 4 rows on all multiples of 4 agree. Sums over 193 to 383 keys are split in two halves, wherever those
-fall, longer ones after every 192. `tests/engine/test_steady.py` says whether they hold on another machine.
+Both were measured (MKL 2024.2 through torch 2.13, x86-64 with AVX-512, one and two threads; heads of 8 to 256):
+
+    AMD's    processors: a product of 1 to 3 rows, or with two threads one whose rows are no multiple of 4, is summed in
+             another order than a larger one; from 4 rows on all multiples of 4 agree. Sums over 193 to 383 keys are
+             split in two halves, wherever those fall, longer ones after every 192.
+    Intel's: kernels of up to 15 rows differ from the others, and with two threads wide products differ again, unless
+             MKL is asked for its strict mode, in which all numbers of rows agree. Sums over 385 to 767 keys are split
+             in halves, longer ones after every 384.
+
+`tests/engine/test_steady.py` says whether they hold on another machine.
 
 Bfloat16 on the CPU is left as it is. On a GPU the sampler's own kernels sum in fixed pieces; its matrix products are
 the library's, which splits sums by what fills the card, unless `Device.steady` asks for FIXED_ROWS in each of them.
@@ -18,7 +24,10 @@ the library's, which splits sums by what fills the card, unless `Device.steady` 
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +38,22 @@ ROWS = 4
 KEYS = 16
 FIXED_ROWS = 256
 """On a GPU, if asked for: a product of one shape is summed in one way."""
-# Attention on the CPU reads its keys in runs of this many, each with sums of its own.
+# Attention on the CPU reads its keys in runs of this many, each with sums of its own; a part of a run gets the keys of...
 _RUN = 512
-_UNSPLIT, _SPLIT_EVENLY = 192, 384
+# ...(so many at most, this width), so that its sums are split where a whole run's are.
+_WIDTHS = ((256, 384), (_RUN, _RUN))
+_UNSPLIT = 192
+
+
+def _ask_for_strict_sums() -> None:
+    """MKL looks when it multiplies for the first time. On others' processors the mode was not tried."""
+    cpuinfo = Path("/proc/cpuinfo")
+    processor = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    if "GenuineIntel" in processor:
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+_ask_for_strict_sums()
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
@@ -42,8 +64,8 @@ def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
 def key_slots(keys: int) -> int:
     """The width attention over this many keys is given."""
     runs, rest = divmod(keys, _RUN)
-    if _UNSPLIT < rest < _SPLIT_EVENLY:
-        rest = _SPLIT_EVENLY
+    if rest > _UNSPLIT:
+        rest = next(width for most, width in _WIDTHS if rest <= most)
     return runs * _RUN + -(-rest // KEYS) * KEYS
 
 

@@ -101,7 +101,8 @@ def assert_same(
 ) -> None:
     for mine, theirs in zip(found.loss_fn_outputs, expected.loss_fn_outputs, strict=True):
         np.testing.assert_allclose(mine["logprobs"].to_numpy(), theirs["logprobs"].to_numpy(), atol=3e-5)
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+    # Among them sums of terms of either sign, over as many tokens as have such differences.
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=3e-4)
     assert reference.gradients is not None
     assert_gradients(adapter.gradients, reference.gradients)
 
@@ -332,7 +333,7 @@ def test_sizes_are_rounded_up_by_an_eighth_at_most(count: int) -> None:
 
 def test_on_a_gpu_micro_batches_are_of_like_size_and_none_is_small(model: BaseModel) -> None:
     budget = TokenBudget(model, lean=False)
-    budget._adapts, budget.tokens = True, 1000
+    budget._adapts, budget.lanes, budget.tokens = True, 1, 1000
     lengths = [300, 260, 240, 200, 100, 90]
     sequences = [np.arange(length) + 1000 * n for n, length in enumerate(lengths)]
     assert plan_evenly(sequences[:5], budget.tokens, budget.parts) == [[0, 1, 2, 3, 4]], "1,100 are few enough for one"

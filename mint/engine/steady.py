@@ -38,11 +38,12 @@ ROWS = 4
 KEYS = 16
 FIXED_ROWS = 256
 """On a GPU, if asked for: a product of one shape is summed in one way."""
-# Attention on the CPU reads its keys in runs of this many, each with sums of its own; a part of a run gets the keys of...
+# Attention on the CPU reads its keys in runs of this many, each with sums of its own...
 _RUN = 512
-# ...(so many at most, this width), so that its sums are split where a whole run's are.
-_WIDTHS = ((256, 384), (_RUN, _RUN))
+# ...and so many are summed in one go. Part of a run that has more, at most the first number, gets the width of the
+# second: its sums are split where those of a whole run are.
 _UNSPLIT = 192
+_WIDTHS = ((256, 384), (_RUN, _RUN))
 
 
 def _ask_for_strict_sums() -> None:

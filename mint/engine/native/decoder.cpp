@@ -36,8 +36,9 @@ struct Batch {
 constexpr int64_t ROW_PIECE = 8;       // rows of one piece of row-wise work
 constexpr int64_t ROW_BLOCK = 96;      // rows of one piece of a product: their inputs stay in the nearest caches
 constexpr int64_t PANELS_A_PIECE = 2;
-constexpr int64_t SHARED_WORK = 1 << 21;  // multiplications below which a second thread is not worth asking
-constexpr int64_t LOGIT_ROWS = 96;        // rows whose logits exist at once while everybody draws
+// Multiplications, and weights to be fetched from memory, below which a second thread is not worth asking.
+constexpr int64_t SHARED_WORK = 1 << 21, SHARED_WEIGHTS = 1 << 18;
+constexpr int64_t LOGIT_ROWS = 96;     // rows whose logits exist at once while everybody draws
 
 Pool& pool() {
     static Pool& only = *new Pool;  // never destroyed: its threads live as long as the process
@@ -86,7 +87,8 @@ public:
         reduce(projection, x, matrix.inputs);
         const int64_t panels = panels_of(matrix.outputs), across = (panels + PANELS_A_PIECE - 1) / PANELS_A_PIECE;
         const int64_t blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
-        const bool worthwhile = rows_ * matrix.outputs * matrix.inputs >= SHARED_WORK;
+        const int64_t weights = matrix.outputs * matrix.inputs;
+        const bool worthwhile = rows_ * weights >= SHARED_WORK || weights >= SHARED_WEIGHTS;
         step_.share(across * blocks, worthwhile, [&](int64_t piece) {
             const int64_t first = piece / across * ROW_BLOCK, rows = std::min(ROW_BLOCK, rows_ - first);
             const int64_t start = piece % across * PANELS_A_PIECE;

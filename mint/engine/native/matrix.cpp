@@ -16,6 +16,9 @@ constexpr int tile_rows(int vectors) {
 #endif
 }
 
+// Weights are asked for so many inputs ahead, so that those of a large model come from memory while others are multiplied.
+constexpr int64_t AHEAD = 32;
+
 // Inputs that are summed in one go. A long sum rounds less in pieces; with these it rounds as MKL does, which torch uses,
 // so that native code and its references agree as closely as they can.
 int64_t piece_of(int64_t inputs) {
@@ -23,9 +26,9 @@ int64_t piece_of(int64_t inputs) {
     return 192;
 }
 
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, typename Number>
 void tile(
-    Rows x, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    Rows x, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     Vector total[ROWS][VECTORS];
@@ -35,6 +38,7 @@ void tile(
         for (int64_t i = start; i < stop; i++) {
             Vector weight[VECTORS];
             UNROLLED for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + i * step + v * LANES);
+            UNROLLED for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + (i + AHEAD) * step + v * LANES);
             UNROLLED for (int r = 0; r < ROWS; r++) {
                 const Vector input = splat(x.start[r * x.stride + i]);
                 UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
@@ -63,9 +67,9 @@ void tile(
     }
 }
 
-template <int VECTORS>
+template <int VECTORS, typename Number>
 void panel_product(
-    Rows x, int64_t rows, const float* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    Rows x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     constexpr int MOST = tile_rows(VECTORS);
@@ -124,14 +128,11 @@ void outer_panel(
     while (left_columns - row >= 1) piece(std::integral_constant<int, 1>{});
 }
 
-}  // namespace
-
-void product(
-    Rows x, int64_t rows, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
-    int64_t columns, int64_t step, int64_t piece
+template <typename Number>
+void any_panel_product(
+    Rows x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    int64_t out_stride, bool add, int64_t columns
 ) {
-    if (step == 0) step = padded_outputs(columns);
-    if (piece == 0) piece = piece_of(inputs);
     switch (vectors_of(columns)) {
         case 1: panel_product<1>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
         case 2: panel_product<2>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
@@ -140,6 +141,25 @@ void product(
         case 4: panel_product<4>(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns); break;
 #endif
     }
+}
+
+}  // namespace
+
+void product(
+    Rows x, int64_t rows, const float* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride, bool add,
+    int64_t columns, int64_t step, int64_t piece
+) {
+    if (step == 0) step = padded_outputs(columns);
+    if (piece == 0) piece = piece_of(inputs);
+    any_panel_product(x, rows, panel, step, inputs, piece, bias, out, out_stride, add, columns);
+}
+
+void product(
+    Rows x, int64_t rows, const uint16_t* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride,
+    bool add, int64_t columns
+) {
+    const int64_t step = padded_outputs(columns);
+    any_panel_product(x, rows, panel, step, inputs, piece_of(inputs), bias, out, out_stride, add, columns);
 }
 
 void outer(

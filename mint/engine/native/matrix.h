@@ -30,6 +30,13 @@ void product(
     int64_t columns, int64_t step = 0, int64_t piece = 0
 );
 
+// The same, to the last bit, from the upper halves (bfloat16) of weights whose lower ones are 0. They come from memory in
+// half of the time and are widened on the way.
+void product(
+    Rows x, int64_t rows, const uint16_t* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride,
+    bool add, int64_t columns
+);
+
 // out += left^T right over `count` rows of each; each output is summed over the rows in order. Reads whole vectors of
 // `right`, so up to a vector beyond its last number.
 void outer(

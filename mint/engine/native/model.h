@@ -5,6 +5,7 @@
 
 struct Matrix {
     const float* packed;
+    const uint16_t* halves;  // the same in bfloat16, where that loses nothing
     const float* bias;
     int64_t outputs, inputs;
 };

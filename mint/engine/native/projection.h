@@ -24,11 +24,18 @@ inline void widen(const LowRank& low, int64_t panel, Rows reduced, int64_t rows,
     product(from, rows, weight, stop - start, nullptr, out + column, outputs, true, columns);
 }
 
+// Up to so many rows a product waits for the memory, and halves are faster; then widening them takes longer.
+constexpr int64_t HALVED_ROWS = 16;
+
 // One panel of the base model's product; `out` is as wide as the matrix.
 inline void project_panel(const Matrix& matrix, int64_t panel, Rows x, int64_t rows, float* out, bool add) {
-    const int64_t column = panel * PANEL;
-    product(
-        x, rows, matrix.packed + column * matrix.inputs, matrix.inputs, matrix.bias ? matrix.bias + column : nullptr,
-        out + column, matrix.outputs, add, std::min(PANEL, matrix.outputs - column)
-    );
+    const int64_t column = panel * PANEL, columns = std::min(PANEL, matrix.outputs - column), inputs = matrix.inputs;
+    const float* bias = matrix.bias ? matrix.bias + column : nullptr;
+    const auto with = [&](const auto* packed) {
+        product(x, rows, packed + column * inputs, inputs, bias, out + column, matrix.outputs, add, columns);
+    };
+    if (matrix.halves && rows <= HALVED_ROWS)
+        with(matrix.halves);
+    else
+        with(matrix.packed);
 }

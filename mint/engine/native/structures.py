@@ -11,7 +11,13 @@ from torch import Tensor
 
 
 class Matrix(Structure):
-    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+    _fields_ = (
+        ("packed", c_void_p),
+        ("halves", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+    )
 
 
 class Layer(Structure):

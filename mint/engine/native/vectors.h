@@ -34,6 +34,18 @@ inline Vector load(const float* from) {
     return x;
 }
 
+// Floats whose lower halves are 0, from their upper ones.
+inline Vector load(const uint16_t* from) {
+    typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
+    typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const Bits bits = __builtin_convertvector(halves, Bits) << 16;
+    Vector x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }
 
 // The first `count` lanes; the others are 0.

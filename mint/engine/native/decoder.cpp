@@ -36,8 +36,8 @@ struct Batch {
 constexpr int64_t ROW_PIECE = 8;       // rows of one piece of row-wise work
 constexpr int64_t ROW_BLOCK = 96;      // rows of one piece of a product: their inputs stay in the nearest caches
 constexpr int64_t PANELS_A_PIECE = 2;
-// Multiplications, and weights to be fetched from memory, below which a second thread is not worth asking.
-constexpr int64_t SHARED_WORK = 1 << 21, SHARED_WEIGHTS = 1 << 18;
+// Multiplications, and numbers to be fetched from memory, below which a second thread is not worth asking.
+constexpr int64_t SHARED_WORK = 1 << 21, SHARED_NUMBERS = 1 << 18;
 constexpr int64_t LOGIT_ROWS = 96;     // rows whose logits exist at once while everybody draws
 
 Pool& pool() {
@@ -88,7 +88,7 @@ public:
         const int64_t panels = panels_of(matrix.outputs), across = (panels + PANELS_A_PIECE - 1) / PANELS_A_PIECE;
         const int64_t blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
         const int64_t weights = matrix.outputs * matrix.inputs;
-        const bool worthwhile = rows_ * weights >= SHARED_WORK || weights >= SHARED_WEIGHTS;
+        const bool worthwhile = rows_ * weights >= SHARED_WORK || weights >= SHARED_NUMBERS;
         step_.share(across * blocks, worthwhile, [&](int64_t piece) {
             const int64_t first = piece / across * ROW_BLOCK, rows = std::min(ROW_BLOCK, rows_ - first);
             const int64_t start = piece % across * PANELS_A_PIECE;
@@ -111,7 +111,7 @@ private:
         project(layer.qkv, 4 * number + QKV, space.normed.from(0), space.qkv.row(0), false);
         // All keys and values are written before any are read: rows of one step may look at each other.
         by_rows([&](int64_t row) { place(layer, batch, row); });
-        by_rows([&](int64_t row) { look(layer, batch, row); });
+        look(layer, batch);
         project(layer.out, 4 * number + OUT, space.seen.from(0), space.x.row(0), true);
         by_rows([&](int64_t row) {
             norm(space.x.row(row), layer.mlp_norm, decoder_.hidden, decoder_.eps, space.normed.row(row));
@@ -138,18 +138,31 @@ private:
         );
     }
 
-    void look(const Layer& layer, const Batch& batch, int64_t row) {
+    // In pieces of one head, because a single row may have much to look at.
+    void look(const Layer& layer, const Batch& batch) {
+        const int64_t heads = decoder_.kv_heads, rows_a_piece = many_rows() ? ROW_PIECE : 1;
+        int64_t tokens = 0;
+        for (int64_t row = 0; row < rows_; row++) tokens += batch.positions[row] - first_seen(layer, batch, row) + 1;
+        const bool worthwhile = many_rows() || 2 * tokens * heads * decoder_.head_dim >= SHARED_NUMBERS;
+        step_.share((rows_ + rows_a_piece - 1) / rows_a_piece * heads, worthwhile, [&](int64_t piece) {
+            const int64_t start = piece / heads * rows_a_piece, stop = std::min(rows_, start + rows_a_piece);
+            for (int64_t row = start; row < stop; row++) look(layer, batch, row, piece % heads);
+        });
+    }
+
+    void look(const Layer& layer, const Batch& batch, int64_t row, int64_t head) {
         static thread_local std::vector<float> scratch;
-        const int64_t last = batch.positions[row], size = decoder_.head_dim, group = decoder_.heads / decoder_.kv_heads;
-        const int64_t first = layer.window ? std::max<int64_t>(0, last - layer.window + 1) : 0;
-        const Seen seen{batch.tables + batch.lines[row] * batch.table_width, first, last};
-        for (int64_t head = 0; head < decoder_.kv_heads; head++) {
-            const int64_t at = head * group * size;
-            attend_group(
-                cache(), seen, layer.keys, layer.values, head, group, space_.qkv.row(row) + at, decoder_.scale,
-                space_.seen.row(row) + at, scratch
-            );
-        }
+        const int64_t group = decoder_.heads / decoder_.kv_heads, at = head * group * decoder_.head_dim;
+        const int64_t* table = batch.tables + batch.lines[row] * batch.table_width;
+        const Seen seen{table, first_seen(layer, batch, row), batch.positions[row]};
+        attend_group(
+            cache(), seen, layer.keys, layer.values, head, group, space_.qkv.row(row) + at, decoder_.scale,
+            space_.seen.row(row) + at, scratch
+        );
+    }
+
+    static int64_t first_seen(const Layer& layer, const Batch& batch, int64_t row) {
+        return layer.window ? std::max<int64_t>(0, batch.positions[row] - layer.window + 1) : 0;
     }
 
     // The rows of each run through its adapter's A.
@@ -190,9 +203,11 @@ private:
         }
     }
 
+    bool many_rows() const { return rows_ >= 4 * ROW_PIECE; }
+
     template <typename Work>
     void by_rows(const Work& work) {
-        step_.share((rows_ + ROW_PIECE - 1) / ROW_PIECE, rows_ >= 4 * ROW_PIECE, [&](int64_t piece) {
+        step_.share((rows_ + ROW_PIECE - 1) / ROW_PIECE, many_rows(), [&](int64_t piece) {
             for (int64_t row = piece * ROW_PIECE; row < std::min(rows_, (piece + 1) * ROW_PIECE); row++) work(row);
         });
     }

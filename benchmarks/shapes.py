@@ -47,9 +47,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
 
 
 def save_model(shape: str, folder: Path) -> Path:
-    """A transformers folder of that shape, the same random weights every time."""
+    """A transformers folder of that shape, the same random weights every time; in bfloat16, as models are published."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.float32).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.float32).bfloat16().save_pretrained(folder)
     return folder
 
 

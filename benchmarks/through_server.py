@@ -57,6 +57,8 @@ WORK: dict[str, list[Case | Sampling]] = {
         Case("forward+backward, 8 ragged, 16 to 256", 8, 1, 0, RAGGED[::4]),
         Case("forward+backward, a group of 8, 128 + 32", 1, 8, 128, [32]),
         Sampling("sampling, 4 prompts x 4 x 16", [32] * 4, 4, 16),
+        Sampling("sampling, 1 x 4 x 32", [32], 4, 32),
+        Sampling("sampling, 1 x 1 x 32", [32], 1, 32),
         Sampling("sampling, 8 ragged prompts x 2 x 16", [8, 16, 24, 48, 64, 96, 128, 160], 2, 16),
     ],
 }

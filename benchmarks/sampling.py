@@ -191,13 +191,13 @@ def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     """How cost grows with the batch, the context, the adapters in a batch and their rank."""
     rng = np.random.default_rng(1)
     tokens = 64 if large else 16
-    base = 128 if large else 16
+    base, few = (128, 32) if large else (64, 8)
+    longest = 8192 if large else 8000  # the small model's context is 8,192, with what is drawn
     plans: list[tuple[str, int, int, int, int, int]] = []  # (axis, value, batch, context, adapters, rank)
-    plans += [("batch", n, n, 128, 1, 16) for n in ((1, 4, 16, 64, 256, 1024) if large else (1, 4, 16, 64))]
-    plans += [("context", n, 32, n, 1, 16) for n in ((128, 512, 2048, 8192) if large else ())]
-    plans += [("context", n, 8, n, 1, 16) for n in (() if large else (128, 256, 512, 960))]
-    plans += [("adapters", n, base, 128, n, 16) for n in ((1, 4, 16, 64) if large else (1, 4, 16))]
-    plans += [("rank", n, base, 128, 1, n) for n in ((1, 8, 16, 64, 128) if large else (1, 16, 64))]
+    plans += [("batch", n, n, 128, 1, 16) for n in (1, 4, 16, 64, 256, 1024)]
+    plans += [("context", n, few, n, 1, 16) for n in (128, 512, 2048, longest)]
+    plans += [("adapters", n, base, 128, n, 16) for n in (1, 4, 16, 64)]
+    plans += [("rank", n, base, 128, 1, n) for n in (1, 8, 16, 64, 128)]
     for axis, value, batch, context, adapters, rank in plans:
         one = ours.adapter(rank)
         held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows

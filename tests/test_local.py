@@ -74,15 +74,22 @@ def test_the_server_comes_up_on_loopback_with_a_key_of_its_own(home: Path, serve
 
 
 def test_waiting_prints_one_line_that_names_the_log(
-    home: Path, servers: list[local.LocalServer], capsys: pytest.CaptureFixture[str]
+    home: Path, servers: list[local.LocalServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers.append(local.LocalServer([sys.executable, str(STUB), "hello"], home))
+    waited_for, progress = home / "waited for", local._progress
+
+    def shown_first(what: str) -> contextlib.AbstractContextManager[None]:
+        waited_for.touch()
+        return progress(what)
+
+    monkeypatch.setattr(local, "_progress", shown_first)
+    servers.append(local.LocalServer([sys.executable, str(STUB), "--when", str(waited_for)], home))
     servers[0].wait_until_ready()
     servers[0].wait_until_ready()
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert str(servers[0].log) in shown
-    assert "stub: hello" in servers[0].log.read_text()
+    assert "stub: --when" in servers[0].log.read_text()
 
 
 def test_a_server_that_fails_to_start_shows_the_end_of_its_log(home: Path, servers: list[local.LocalServer]) -> None:

@@ -23,6 +23,9 @@ def main() -> None:
         sys.exit("the stub is broken")
     if "--slow" in sys.argv:
         time.sleep(60)
+    if "--when" in sys.argv:
+        while not os.path.exists(sys.argv[-1]):
+            time.sleep(0.01)
     server = HTTPServer(("127.0.0.1", 0), Health)
     Thread(target=server.serve_forever, daemon=True).start()
     print("some other line")

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
+# A peer in the process of an engine has MKL as torch has it. Ours, native on a CPU, does not use it.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 SHAPES: dict[str, PreTrainedConfig] = {
     "small": Qwen3Config(
         vocab_size=4096,

@@ -84,6 +84,7 @@ class BaseModel:
         """A bundled model (`mint/tiny`), a local folder, or a Hub id from the cache or, if need be, the network."""
         device = device or pick_device()
         if device.torch_device.type == "cpu" and device.dtype == torch.float32:
+            steady.ask_for_strict_sums()
             prepare()  # the native code, compiled meanwhile if need be
         folder = find_folder(name)
         module = AutoModelForCausalLM.from_pretrained(

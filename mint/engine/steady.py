@@ -46,15 +46,13 @@ _UNSPLIT = 192
 _WIDTHS = ((256, 384), (_RUN, _RUN))
 
 
-def _ask_for_strict_sums() -> None:
-    """MKL looks when it multiplies for the first time. On others' processors the mode was not tried."""
+def ask_for_strict_sums() -> None:
+    """MKL looks when the process multiplies for the first time; a program that has done so before it loads a model sets
+    the variable itself. On others' processors the mode was not tried."""
     cpuinfo = Path("/proc/cpuinfo")
     processor = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
     if "GenuineIntel" in processor:
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
-
-_ask_for_strict_sums()
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:

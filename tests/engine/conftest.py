@@ -8,9 +8,11 @@ import pytest
 import torch
 from tiny_models import FAMILIES, save
 
+from mint.engine import steady
 from mint.engine.model import BaseModel
 
 torch.set_num_threads(1)
+steady.ask_for_strict_sums()  # before any test multiplies
 
 
 @pytest.fixture(scope="session")

@@ -188,7 +188,8 @@ def variants(ours: Ours, path: str, device: Device, rounds: int) -> Iterator[dic
 
 
 def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
-    """How cost grows with the batch, the context, the adapters in a batch and their rank."""
+    """How cost grows with the batch, the context, the adapters in a batch and their rank. Every row has a prompt of its
+    own on a GPU; on a CPU, where reading so many would hide the rest, those of an adapter are samples of one."""
     rng = np.random.default_rng(1)
     tokens = 64 if large else 16
     base, few = (128, 32) if large else (64, 8)
@@ -199,13 +200,14 @@ def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     plans += [("adapters", n, base, 128, n, 16) for n in (1, 4, 16, 64)]
     plans += [("rank", n, base, 128, 1, n) for n in (1, 8, 16, 64, 128)]
     for axis, value, batch, context, adapters, rank in plans:
+        samples = 1 if large else batch // adapters
         one = ours.adapter(rank)
         held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
         times: dict[int, list[float]] = {1: [], tokens + 1: []}
-        for number in range(2):
+        for number in range(2 if large else 4):
             for count, found in times.items():
-                prompts = prompts_of(rng, [context] * batch, ours.model.facts.vocab_size)
-                took = seconds(lambda p=prompts, c=count, h=held: ours.sample(p, 1, c, h), device)  # type: ignore[misc]
+                prompts = prompts_of(rng, [context] * (batch // samples), ours.model.facts.vocab_size)
+                took = seconds(lambda p=prompts, s=samples, c=count, h=held: ours.sample(p, s, c, h), device)  # type: ignore[misc]
                 found += [took] if number else []  # the first round warms up
         first, all_of_it = min(times[1]), min(times[tokens + 1])
         row = {

@@ -151,7 +151,7 @@ def pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
 
 
 def _gain_by_halves(weights: list[Tensor]) -> bool:
-    """In bfloat16, which loses nothing."""
+    """Whether bfloat16 loses nothing of these weights and they are too many to stay in the caches."""
     if sum(weight.nbytes for weight in weights) <= CACHED_BYTES:
         return False
     return all(torch.equal(weight.bfloat16().float(), weight) for weight in weights)

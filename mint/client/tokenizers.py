@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from mint.errors import NotFound
 
+# transformers puts another object into its place while it is imported: a second thread would find it without names.
+_importing = threading.Lock()
 _BUNDLED = {"mint/tiny": Path(__file__).parents[1] / "models" / "tiny"}
 
 
@@ -24,7 +27,8 @@ def load_tokenizer(model_name: str, tokenizer_id: str | None = None) -> Any:
 
 @lru_cache(maxsize=16)
 def _load(source: str) -> Any:
-    from transformers import AutoTokenizer
+    with _importing:
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)

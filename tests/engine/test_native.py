@@ -118,6 +118,21 @@ def test_rows_are_the_same_to_the_last_bit_in_any_company_and_with_any_threads(
 
 
 @needs_compiler
+@pytest.mark.parametrize("family", [*FUSED, "long"])
+def test_rows_of_a_prompt_that_look_together_see_what_each_sees_alone(
+    family: str, tiny_model: Callable[[str], BaseModel]
+) -> None:
+    model, length = tiny_model(family), 43
+    tokens = packed([length, 3], np.random.default_rng(2))
+    decoder = with_cache(model)
+    together = decoder.hidden(tokens, [(None, length + 3)], 1)
+    for row in range(length):  # those before it are in the cache
+        part = slice(row, row + 1)
+        alone = TokenRows(tokens.token_T[part], tokens.position_T[part], np.zeros(1, int), tokens.table_LM[:1])
+        assert torch.equal(decoder.hidden(alone, [(None, 1)], 1), together[part])
+
+
+@needs_compiler
 @pytest.mark.parametrize("count", [1, 30, 130])
 def test_decoding_in_one_call_gives_the_bits_of_hidden_states_logits_and_draw(
     count: int, tiny_model: Callable[[str], BaseModel]

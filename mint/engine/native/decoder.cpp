@@ -138,26 +138,47 @@ private:
         );
     }
 
-    // In pieces of one head, because a single row may have much to look at.
+    // In pieces of one head, because a single row may have much to look at. Rows of a prompt that follow one another
+    // share the keys they read, as far as they go into one piece.
     void look(const Layer& layer, const Batch& batch) {
-        const int64_t heads = decoder_.kv_heads, rows_a_piece = many_rows() ? ROW_PIECE : 1;
+        const int64_t heads = decoder_.kv_heads, group = decoder_.heads / heads;
+        const int64_t together = std::max<int64_t>(1, MOST_QUERIES / group);
+        starts_.clear();
         int64_t tokens = 0;
-        for (int64_t row = 0; row < rows_; row++) tokens += batch.positions[row] - first_seen(layer, batch, row) + 1;
+        for (int64_t row = 0; row < rows_; row++) {
+            tokens += batch.positions[row] - first_seen(layer, batch, row) + 1;
+            if (starts_.empty() || row - starts_.back() == together || !follows(batch, row)) starts_.push_back(row);
+        }
         const bool worthwhile = many_rows() || 2 * tokens * heads * decoder_.head_dim >= SHARED_NUMBERS;
-        step_.share((rows_ + rows_a_piece - 1) / rows_a_piece * heads, worthwhile, [&](int64_t piece) {
-            const int64_t start = piece / heads * rows_a_piece, stop = std::min(rows_, start + rows_a_piece);
-            for (int64_t row = start; row < stop; row++) look(layer, batch, row, piece % heads);
+        const int64_t runs = int64_t(starts_.size());
+        const int64_t runs_a_piece = many_rows() ? std::max<int64_t>(1, ROW_PIECE * runs / rows_) : 1;
+        starts_.push_back(rows_);
+        step_.share((runs + runs_a_piece - 1) / runs_a_piece * heads, worthwhile, [&](int64_t piece) {
+            const int64_t first = piece / heads * runs_a_piece, stop = std::min(runs, first + runs_a_piece);
+            for (int64_t run = first; run < stop; run++)
+                look(layer, batch, starts_[run], starts_[run + 1], piece % heads);
         });
     }
 
-    void look(const Layer& layer, const Batch& batch, int64_t row, int64_t head) {
+    static bool follows(const Batch& batch, int64_t row) {
+        return batch.lines[row] == batch.lines[row - 1] && batch.positions[row] == batch.positions[row - 1] + 1;
+    }
+
+    void look(const Layer& layer, const Batch& batch, int64_t first, int64_t stop, int64_t head) {
         static thread_local std::vector<float> scratch;
-        const int64_t group = decoder_.heads / decoder_.kv_heads, at = head * group * decoder_.head_dim;
-        const int64_t* table = batch.tables + batch.lines[row] * batch.table_width;
-        const Seen seen{table, first_seen(layer, batch, row), batch.positions[row]};
-        attend_group(
-            cache(), seen, layer.keys, layer.values, head, group, space_.qkv.row(row) + at, decoder_.scale,
-            space_.seen.row(row) + at, scratch
+        static thread_local std::vector<Query> queries;
+        queries.clear();
+        const int64_t group = decoder_.heads / decoder_.kv_heads;
+        for (int64_t row = first; row < stop; row++) {
+            const Seen seen{first_seen(layer, batch, row), batch.positions[row]};
+            for (int64_t query = head * group; query < (head + 1) * group; query++) {
+                const int64_t at = query * decoder_.head_dim;
+                queries.push_back({space_.qkv.row(row) + at, seen, space_.seen.row(row) + at});
+            }
+        }
+        const int64_t* table = batch.tables + batch.lines[first] * batch.table_width;
+        attend_all(
+            cache(), table, layer.keys, layer.values, head, queries.data(), int64_t(queries.size()), decoder_.scale, scratch
         );
     }
 
@@ -217,6 +238,7 @@ private:
     const int64_t num_runs_, rows_;
     Pool::Step& step_;
     Workspace& space_;
+    std::vector<int64_t> starts_;  // of rows that look together
 };
 
 // The runs of the rows first..first+rows-1.

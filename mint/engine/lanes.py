@@ -57,31 +57,35 @@ class Lanes:
         """`call_soon` brings a call from any thread to the one that steps."""
         self._call_soon = call_soon
         self._ready: OrderedDict[str, deque[Task]] = OrderedDict()  # the next in turn first
+        self._had_turn: dict[str, deque[Task]] = {}  # ready, but behind whoever comes before the next step
         self._waiting: dict[str, deque[Task]] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: lanes that wait do not count."""
-        return bool(self._ready)
+        return bool(self._ready or self._had_turn)
 
     def __len__(self) -> int:
-        return sum(len(tasks) for lanes in (self._ready, self._waiting) for tasks in lanes.values())
+        return sum(len(tasks) for lanes in self._all() for tasks in lanes.values())
 
     def add(self, lane: str, task: Task) -> None:
-        tasks = self._waiting.get(lane)
+        tasks = self._waiting.get(lane) or self._had_turn.get(lane)
         if tasks is None:
             tasks = self._ready.setdefault(lane, deque())
         tasks.append(task)
 
     def step(self) -> None:
         """One piece of the lane whose turn it is."""
+        self._line_up()
         self._advance(next(iter(self._ready)))
 
     def run_quick(self) -> None:
         """Everything quick at the head of a lane."""
+        self._line_up()
         for lane in list(self._ready):
             while (tasks := self._ready.get(lane)) and tasks[0].quick:
                 self._advance(lane)
+                self._line_up()
 
     def _advance(self, lane: str) -> None:
         tasks = self._ready.pop(lane)
@@ -92,10 +96,17 @@ class Lanes:
             self._waiting[lane] = tasks
             awaited.add_done_callback(lambda _: self._call_soon(lambda: self._wake(lane)))
         elif tasks:
-            self._ready[lane] = tasks  # behind the others
+            self._had_turn[lane] = tasks
+
+    def _line_up(self) -> None:
+        self._ready.update(self._had_turn)
+        self._had_turn.clear()
+
+    def _all(self) -> tuple[dict[str, deque[Task]], ...]:
+        return self._ready, self._had_turn, self._waiting
 
     def fail_all(self, error: MintError) -> None:
-        for lanes in (self._ready, self._waiting):
+        for lanes in self._all():
             for tasks in lanes.values():
                 for task in tasks:
                     task.fail(error)

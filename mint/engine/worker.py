@@ -1,7 +1,8 @@
 """The engine's thread that samples and decides, its inbox, and how it divides its time.
 
-When training and sampling both have work, each gets half of the time: after a piece of training the samplers step for
-as long as it took. Quick tasks (a snapshot, a sample to start) never wait for either.
+When training and sampling both have work, each gets half of the time: after a piece of training, or several short ones,
+which take as long as a step of the samplers, these step for as long as that took. Quick tasks (a snapshot, a sample to
+start) never wait for either.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Worker:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.lanes = Lanes(self._inbox.put)
         self._owed = 0.0  # seconds of sampling due before the next piece of training
+        self._step = 0.0  # seconds of the samplers' last step
         self._closed = False
         self._gate = threading.Lock()  # no task enters the inbox once it is closed
         self._thread = threading.Thread(target=self._run, name="mint-engine", daemon=True)
@@ -41,6 +43,10 @@ class Worker:
                 return task.future
         task.fail(_closed_error())
         return task.future
+
+    def others_wait(self) -> bool:
+        """On the worker, for the task whose turn it is: whether there is somebody else to have one."""
+        return self.lanes.has_work or not self._inbox.empty()
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """From any thread: runs the call on the worker before its next step."""
@@ -72,6 +78,9 @@ class Worker:
         """Takes in what has arrived; waits for something if there is nothing else to do."""
         if not self.lanes.has_work and not any(sampler.has_work for sampler in self._samplers()):
             self._inbox.get()()
+        self._take_in()
+
+    def _take_in(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
 
@@ -80,14 +89,23 @@ class Worker:
         sampling = [sampler for sampler in self._samplers() if sampler.has_work]
         if self.lanes.has_work and (self._owed <= 0 or not sampling):
             _each(sampling, lambda sampler: sampler.settle())  # so that the time of one is not taken for the other's
-            started = time.perf_counter()
+            self._owed = self._train(bool(sampling))
+        started = time.perf_counter()
+        _each(sampling, lambda sampler: sampler.step())
+        self._step = time.perf_counter() - started
+        self._owed -= self._step
+
+    def _train(self, sampling: bool) -> float:
+        """A piece of training; where somebody samples, as many as go into the time of a step. The seconds they took."""
+        started = time.perf_counter()
+        while True:
             self.lanes.step()
             if sampling:
                 wait_for_gpu()  # it may still be at what this step gave it, which is time of training
-            self._owed = time.perf_counter() - started
-        started = time.perf_counter()
-        _each(sampling, lambda sampler: sampler.step())
-        self._owed -= time.perf_counter() - started
+            took = time.perf_counter() - started
+            self._take_in()
+            if not sampling or took >= self._step or not self.lanes.has_work:
+                return took
 
 
 def _each(samplers: Sequence[Sampler], work: Callable[[Sampler], object]) -> None:

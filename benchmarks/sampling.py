@@ -260,7 +260,7 @@ def refresh(ours: Ours, device: Device) -> dict[str, float]:
     prompt = [[5, 6, 7]]
     copies, first, known = [], [], []
     for _ in range(6):
-        adapter.accumulate([torch.randn_like(p) for p in adapter.parameters()])
+        adapter.accumulate(torch.randn_like(adapter.values_P))
         optimizer.step(AdamParams(learning_rate=1e-5))
         held: list[Adapter] = []
         copies.append(seconds(lambda held=held: held.append(adapter.snapshot(ours.model.dtype)), device))  # type: ignore[misc]

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from shapes import SHAPES, hardware, save_model
 
+from mint.columns import compact
 from mint.engine import tree
 from mint.engine.device import Device
 from mint.engine.engine import Engine
@@ -146,7 +147,7 @@ class Ours:
         if not self._native:
             for runtime in self._engine._runtimes.loaded.values():
                 runtime.model.native_training = None
-        shares = [case.data[n :: case.adapters] for n in range(case.adapters)]
+        shares = [compact(case.data[n :: case.adapters]) for n in range(case.adapters)]  # as the server hands them on
         shortest = 2**62 if case.shared is False else tree.SHORTEST_SHARED
 
         def run() -> None:

@@ -10,9 +10,9 @@ S all targets of a micro-batch, C those of them that can matter to the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mint.backend import ModelFacts
 from mint.checks import WEIGHTS, check_data
 from mint.columns import Columns, compact
 from mint.engine import tree
+from mint.engine.layer_parts import Owners
 from mint.engine.logprobs import Cells
 from mint.engine.losses import LossOptions, LossTokens
 from mint.engine.shared_attention import FlashLayout, flash_layout, power_of_two, rounded
@@ -184,7 +185,9 @@ class Batch:
     """
 
     indices: list[int]
-    """Which datums of the call these are."""
+    """Which datum of its call each example is."""
+    counts: list[int]
+    """How many examples each call has that shares the pass, first those of the first."""
     target_shapes: list[tuple[int, ...]]
     tree: Tree
     layout: FlashLayout | None
@@ -201,6 +204,15 @@ class Batch:
     weights_C: Tensor
     counted_C: Tensor
     inputs_C: dict[str, Tensor]
+    call_S: Tensor
+    """Which call each target belongs to; -1 those that fill up."""
+    owners: Owners
+    """Which call each row belongs to, those that fill up to the last."""
+
+    @property
+    def most_calls(self) -> int:
+        """How many might share the pass, those that do included."""
+        return len(self.owners.starts) - 1
 
     def to(self, device: torch.device) -> Batch:
         return self.with_tensors([tensor.to(device) for tensor in self.tensors()])
@@ -210,6 +222,7 @@ class Batch:
         return [
             *(self.tokens_T, self.positions_T, *self.targets.tensors()),
             *(self.cells_C, self.sequence_C, self.weights_C, self.counted_C, *self.inputs_C.values()),
+            *(self.call_S, *self.owners),
             *([] if self.layout is None else self.layout.tensors()),
         ]
 
@@ -229,12 +242,14 @@ class Batch:
             weights_C=weights_C,
             counted_C=counted_C,
             inputs_C={key: next(given) for key in self.inputs_C},
+            call_S=next(given),
+            owners=Owners(next(given), next(given)),
             layout=self.layout and self.layout.with_tensors(list(given)),
         )
 
     @property
     def size(self) -> Hashable:
-        """All that is no tensor, or the shape of one."""
+        """All that is no tensor, or the shape of one, as far as a pass knows it."""
         spans = None if self.layout is None else self.layout.spans()
         lengths = tuple(len(tensor) for tensor in self.tensors())
         return lengths, self.targets.live, self.targets.reach, self.sequences, spans
@@ -258,17 +273,31 @@ class Batch:
         width = math.prod(self.target_shapes[sequence][1:])
         return self.indices[sequence], (int(self.cells_C[cell]) - before) // width
 
-    def split(self, logprobs_S: Tensor) -> list[np.ndarray]:
-        """Log-probs of each example, in the shape of its targets."""
-        ends = np.cumsum([math.prod(shape) for shape in self.target_shapes])
-        parts = np.split(logprobs_S.detach().float().cpu().numpy()[: ends[-1]], ends[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, self.target_shapes, strict=True)]
+    def of_call(self, call: int, logprobs_S: Tensor) -> Iterator[tuple[int, np.ndarray]]:
+        """The datums of one call, and their log-probs in the shape of their targets."""
+        found_S = logprobs_S.detach().float().cpu().numpy()
+        first = sum(self.counts[:call])
+        place = sum(math.prod(shape) for shape in self.target_shapes[:first])
+        for sequence in range(first, first + self.counts[call]):
+            shape = self.target_shapes[sequence]
+            yield self.indices[sequence], found_S[place : place + math.prod(shape)].reshape(shape)
+            place += math.prod(shape)
 
 
-def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = False) -> Batch:
-    """Lays the examples of those indices end to end, what they begin with in common once. On the CPU."""
-    chosen = [examples[index] for index in indices]
-    grown = tree.grow([example.tokens_N for example in chosen])
+class Part:
+    """What one call has in a micro-batch: the examples of those indices."""
+
+    def __init__(self, indices: Sequence[int], examples: Sequence[Example]) -> None:
+        self.indices = list(indices)
+        self.chosen = [examples[index] for index in indices]
+        self.targets = sum(example.targets_NK.size for example in self.chosen)
+        self.tree = tree.grow([example.tokens_N for example in self.chosen])
+
+
+def pack(parts: Sequence[Part], filled: bool = False) -> Batch:
+    """Lays the examples end to end, what those of one call begin with in common once. On the CPU."""
+    chosen = [example for part in parts for example in part.chosen]
+    grown = tree.beside([part.tree for part in parts])
     layout, rows = flash_layout(grown) if filled else (None, grown.size)
     widths = [example.targets_NK.shape[1] for example in chosen]
     rows_S = np.concatenate([np.repeat(rows, width) for rows, width in zip(grown.rows, widths, strict=True)])
@@ -290,18 +319,24 @@ def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = Fal
         count = rows if count == grown.size else rounded(count, 16)
         sequences = power_of_two(sequences)
         # In the order of the cells that matter, then the others, then the filling.
-        cells = np.concatenate([cells, np.flatnonzero(~_lengthened(matters, count))])
+        if len(cells) < count:
+            cells = np.concatenate([cells, np.flatnonzero(~_lengthened(matters, count))])
         live_T[np.flatnonzero(~live_T)[: _live_rows(int(live_T.sum()), rows) - int(live_T.sum())]] = True
     matter = int(matters.sum())
 
     def of_cells(values_S: np.ndarray) -> Tensor:
-        return torch.from_numpy(_lengthened(values_S[matters], matter if not filled else count))
+        kept = values_S if matter == len(values_S) else values_S[matters]
+        return torch.from_numpy(_lengthened(kept, count if filled else matter))
 
+    # What fills up belongs to the last example, on rows of its call: nothing of another's may get there. On many rows,
+    # for the sake of sums over a row's cells.
     sequence = np.repeat(np.arange(len(chosen)), [example.targets_NK.size for example in chosen])
-    filling = np.arange(count - len(targets)) % rows  # on many rows, for the sake of sums over a row's cells
+    sequence = np.concatenate([sequence, np.full(count - len(targets), len(chosen) - 1)])
+    filling = rows - 1 - np.arange(count - len(targets)) % (rows - grown.size + parts[-1].tree.size)
     placed = Cells.of(np.concatenate([rows_S, filling]), _lengthened(targets, count), live_T)
     return Batch(
-        indices=list(indices),
+        indices=[index for part in parts for index in part.indices],
+        counts=[len(part.indices) for part in parts],
         target_shapes=[example.target_shape for example in chosen],
         tree=grown,
         layout=layout,
@@ -310,15 +345,32 @@ def pack(indices: Sequence[int], examples: Sequence[Example], filled: bool = Fal
         positions_T=torch.from_numpy(_lengthened(grown.positions(), rows)),
         targets=placed._replace(reach=count) if filled else placed,
         cells_C=torch.from_numpy(cells),
-        sequence_C=of_cells(sequence),
+        sequence_C=torch.from_numpy(sequence[cells]),
         weights_C=of_cells(weights),
         counted_C=of_cells(joined([example.counted_NK for example in chosen])),
         inputs_C={key: of_cells(array) for key, array in inputs.items()},
+        call_S=torch.from_numpy(_repeated([part.targets for part in parts], count, rest=-1)),
+        owners=_owners([part.tree.size for part in parts], rows, power_of_two(len(parts)) if filled else len(parts)),
     )
+
+
+def _owners(sizes: Sequence[int], rows: int, calls: int) -> Owners:
+    """`calls`: how many the tensors have room for; those that are not there own nothing."""
+    starts = [*accumulate(sizes[:-1], initial=0), *[rows] * (calls + 1 - len(sizes))]
+    owner_T = _repeated(sizes, rows, rest=len(sizes) - 1)
+    return Owners(torch.from_numpy(owner_T), torch.tensor(starts, dtype=torch.int32))
+
+
+def _repeated(counts: Sequence[int], total: int, rest: int) -> np.ndarray:
+    """0 as often as the first says, 1 as often as the second, and so on; `rest` up to the total."""
+    numbers = np.array([*range(len(counts)), rest], np.int32)
+    return np.repeat(numbers, [*counts, total - sum(counts)])
 
 
 def _lengthened(values: np.ndarray, count: int) -> np.ndarray:
     """With zeros behind."""
+    if count == len(values):
+        return values
     return np.concatenate([values, np.zeros(count - len(values), values.dtype)])
 
 

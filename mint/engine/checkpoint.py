@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mint.engine.folders import recover, replacing, sha256
-from mint.engine.lora import Adapter, LoraLinear, Pair, group_of
+from mint.engine.lora import Adapter, LoraLinear, Pair, group_of, joined
 from mint.engine.optimizer import AdamW
 from mint.engine.peft_format import check_config, config_of, one_rank, pairs, peft_config, peft_tensors
 from mint.engine.tensor_files import read_tensors, write_tensors
@@ -69,7 +69,7 @@ class Checkpoint:
             saved_down, saved_up = self.weights[path]
             down.copy_(saved_down)
             up.copy_(saved_up * (self.scale / adapter.scale))
-        adapter.gradients = None
+        adapter.gradients_P = None
 
     def policy(self, linears: Mapping[str, LoraLinear], dtype: torch.dtype | None = None) -> Adapter:
         """A frozen adapter for these linears, on their device."""
@@ -143,7 +143,8 @@ def load_state(folder: str | Path, adapter: Adapter, optimizer: AdamW) -> None:
     saved = read(folder)
     saved.load_into(adapter, optimizer, with_optimizer=True)
     if saved.gradients is not None:
-        adapter.accumulate([saved.gradients[str(n)].to(p.device) for n, p in enumerate(adapter.parameters())])
+        gradients_P = joined([saved.gradients[str(n)] for n in range(len(saved.gradients))])
+        adapter.accumulate(gradients_P.to(adapter.values_P.device))
 
 
 def read(folder: str | Path) -> Checkpoint:

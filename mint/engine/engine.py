@@ -250,7 +250,9 @@ class Engine:
     def _pass(
         self, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float | str], backward: bool, tenant: Tenant
     ) -> Steps:
-        steps = tenant.runtime.trainer.forward_backward(tenant.adapter, data, loss_fn, config, backward)
+        steps = tenant.runtime.trainer.forward_backward(
+            tenant.adapter, data, loss_fn, config, backward, self._worker.others_wait
+        )
         output = yield from self._passes.run(steps)
         self._tokens_trained += token_count(data) if backward else 0
         return output

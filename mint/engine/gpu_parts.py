@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mint.engine.kernels import node_attention, training  # noqa: F401  (they make the operators known)
+from mint.engine.kernels import node_attention, owned_rows, training  # noqa: F401  (they make the operators known)
 from mint.engine.layer_parts import (
     Linear,
     LowRank,
@@ -62,10 +62,11 @@ def silu_mlp(
 
 
 def _joined(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | None]) -> tuple[Any, ...] | None:
-    """The first arguments of `_Heads`; None where the adapter is not on all of the linears, or of too high a rank."""
+    """The first arguments of `_Heads`; None where the adapter is not on all of the linears, of too high a rank or one
+    of several."""
     ours = [low for low in added if low is not None]
     weight_OI, bias_O = side_by_side(linears)
-    if len(ours) < len(linears) or not widens(weight_OI) or ours[0].up.shape[1] > MOST_RANK:
+    if len(ours) < len(linears) or not widens(weight_OI) or ours[0].owners or ours[0].up.shape[1] > MOST_RANK:
         return None
     down_RI, up_Or = torch.cat([low.down for low in ours]), torch.cat([low.up for low in ours])
     return x_TI, weight_OI, bias_O, down_RI, up_Or, tuple(len(linear.weight) for linear in linears)

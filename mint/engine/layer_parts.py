@@ -15,6 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+class Owners(NamedTuple):
+    """Whose rows are whose, where several adapters share a pass: each one's together, in order."""
+
+    owner_T: Tensor
+    starts: Tensor
+    """Where each one's rows begin, and where the last one's end."""
+
+
 class LowRank(NamedTuple):
     """What an adapter adds to a linear: up (down x)."""
 
@@ -22,6 +30,8 @@ class LowRank(NamedTuple):
     """[R, in], the adapter's scale in it."""
     up: Tensor
     """[out, R]"""
+    owners: Owners | None = None
+    """If given, both are of several adapters: [G, R, in] and [G, out, R]."""
 
 
 class Linear(NamedTuple):
@@ -46,6 +56,11 @@ def project(x_TI: Tensor, linears: Sequence[Linear], added: Sequence[LowRank | N
         return _joined([F.linear(x_TI, linear.weight, linear.bias) for linear in linears], dim=-1)
     weight_OI, bias_O = side_by_side(linears)
     ours = [low for low in added if low is not None]
+    if (owners := ours[0].owners) is not None:
+        assert len(ours) == len(linears), "adapters that share a pass are on all linears of a product, or on none"
+        down_GRI, up_GOr = _joined([low.down for low in ours], dim=1), _joined([low.up for low in ours], dim=1)
+        sizes = tuple(len(linear.weight) for linear in linears)
+        return _ProjectOwned.apply(x_TI, weight_OI, bias_O, down_GRI, up_GOr, *owners, sizes)
     down_RI = torch.cat([low.down for low in ours]).to(x_TI.dtype)
     none = weight_OI.new_zeros(0)
     up_OR = torch.block_diag(
@@ -91,6 +106,32 @@ class _Project(torch.autograd.Function):
             x_TI, z_TR = apart(x_TI, weight_OI)
         grad_TI, grad_TR = inputs_back(grad_TO, weight_OI, down_RI, up_OR, ctx.needs_input_grad[0])
         return grad_TI, None, None, grad_TR.T @ x_TI, grad_TO.T @ z_TR
+
+
+class _ProjectOwned(torch.autograd.Function):
+    """The same where rows have adapters of their own (`mint.engine.kernels.owned_rows`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_GRI: Tensor, up_GOr: Tensor,
+        owner_T: Tensor, starts: Tensor, sizes: tuple[int, ...],
+    ) -> Tensor:  # fmt: skip
+        z_TR = torch.ops.mint.owned_shrink(x_TI, down_GRI, owner_T, sizes, False)
+        ctx.save_for_backward(x_TI, z_TR, weight_OI, down_GRI, up_GOr, owner_T, starts)
+        ctx.sizes = sizes
+        return torch.ops.mint.owned_add(F.linear(x_TI, weight_OI, bias_O), z_TR, up_GOr, owner_T, sizes, True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_TO,), sizes = grads, ctx.sizes
+        x_TI, z_TR, weight_OI, down_GRI, up_GOr, owner_T, starts = ctx.saved_tensors
+        grad_TR = torch.ops.mint.owned_shrink(grad_TO, up_GOr, owner_T, sizes, True)
+        grad_TI = None
+        if ctx.needs_input_grad[0]:
+            grad_TI = torch.ops.mint.owned_add(grad_TO @ weight_OI, grad_TR, down_GRI, owner_T, sizes, False)
+        grad_down = torch.ops.mint.owned_sums(x_TI, grad_TR, starts, sizes, False)
+        grad_up = torch.ops.mint.owned_sums(grad_TO, z_TR, starts, sizes, True)
+        return grad_TI, None, None, grad_down, grad_up, None, None, None
 
 
 def apart(both: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:

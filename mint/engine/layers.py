@@ -216,9 +216,14 @@ def _say_what_changes(
     of_any_length(*(tensor for rope in ropes for tensor in rope), *(tensor for tensor in layout if tensor is not None))
     if layout.even is not None:
         of_any_length(layout.even, dim=1)
-    for added in adapted.values():
-        of_any_length(added.down)
-        of_any_length(added.up, dim=1)
+    for down, up, owners in adapted.values():
+        if owners is None:
+            of_any_length(down)
+            of_any_length(up, dim=1)
+        else:
+            of_any_length(down, up, *owners)
+            of_any_length(down, dim=1)
+            of_any_length(up, dim=2)
 
 
 def _find(module: nn.Module, path: str) -> Any:

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mint.engine.layer_parts import Owners
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.model import BaseModel
+from mint.engine.stack import Stack
 
 # Logits of one chunk: on a CPU few enough to stay in its cache between the products; on a GPU 512 MiB of bfloat16, so
 # that the products and not their launch take the time.
@@ -47,10 +49,14 @@ class Cells(NamedTuple):
     @classmethod
     def of(cls, rows_C: np.ndarray, targets_C: np.ndarray, live_T: np.ndarray) -> Cells:
         """On the CPU."""
-        order_T = np.concatenate([np.flatnonzero(live_T), np.flatnonzero(~live_T)])
-        places_C = _inverse(order_T)[rows_C]
+        live = int(live_T.sum())
+        if live == len(live_T):  # as most are
+            order_T, places_C = np.arange(live), rows_C
+        else:
+            order_T = np.concatenate([np.flatnonzero(live_T), np.flatnonzero(~live_T)])
+            places_C = _inverse(order_T)[rows_C]
         order_C = np.argsort(places_C, kind="stable")
-        places_C, live = places_C[order_C], int(live_T.sum())
+        places_C = places_C[order_C]
         return cls(
             order_T=torch.from_numpy(order_T),
             places_C=torch.from_numpy(places_C),
@@ -76,14 +82,16 @@ def _inverse(order: np.ndarray) -> np.ndarray:
 
 
 def target_logprobs(
-    model: BaseModel, adapter: Adapter | None, hidden_TM: Tensor, cells: Cells, temperature: float = 1.0
-) -> Tensor:
+    model: BaseModel, adapter: Adapter | Stack | None, hidden_TM: Tensor, cells: Cells, temperature: float = 1.0,
+    owners: Owners | None = None,
+) -> Tensor:  # fmt: skip
     """log softmax(logits / temperature) of each cell, [C] in float32; differentiable in the hidden states of live rows
-    and in the unembedding's adapter."""
+    and in the unembedding's adapter. `owners`: for a stack of adapters."""
     pair = adapter.weights.get(UNEMBEDDING, ()) if adapter is not None else ()
     head = Head.of(model, adapter, temperature)
     ordered_TM = hidden_TM.index_select(0, cells.order_T)
-    return _TargetLogprobs.apply(head, cells, ordered_TM, *pair).index_select(0, cells.back_C)
+    owner_T = owners.owner_T.index_select(0, cells.order_T) if owners is not None and pair else None
+    return _TargetLogprobs.apply(head, cells, owner_T, ordered_TM, *pair).index_select(0, cells.back_C)
 
 
 class Head:
@@ -98,26 +106,16 @@ class Head:
         self._powers = _fastest_powers(model.device)
 
     @classmethod
-    def of(cls, model: BaseModel, adapter: Adapter | None, temperature: float) -> Head:
-        return cls(model, 0.0 if adapter is None else adapter.scale, temperature)
+    def of(cls, model: BaseModel, adapter: Adapter | Stack | None, temperature: float) -> Head:
+        return cls(model, adapter.scale if isinstance(adapter, Adapter) else 1.0, temperature)
 
     def logits(self, hidden_NM: Tensor, pair: Sequence[Tensor]) -> Tensor:
         """[N, V] in float32, as the softmax sees them; differentiable in the hidden states and the pair."""
-        products_NV = self.products(hidden_NM, self.weight)
+        products_NV = F.linear(hidden_NM, self.weight, self.bias)
         if pair:
             down, up = (weight.to(hidden_NM.dtype) for weight in pair)
             products_NV = products_NV + (hidden_NM @ down.T * self.scale) @ up.T
         return self.bent(products_NV.float())[0]
-
-    def widened(self, hidden_TM: Tensor, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """[h, scale * A h] and [W, B]: their product is that of the adapted unembedding."""
-        if not pair:
-            return hidden_TM, self.weight
-        down, up = (weight.detach().to(hidden_TM.dtype) for weight in pair)
-        return torch.cat([hidden_TM, hidden_TM @ down.T * self.scale], 1), torch.cat([self.weight, up], 1)
-
-    def products(self, wide_NX: Tensor, weight_VX: Tensor) -> Tensor:
-        return F.linear(wide_NX, weight_VX, self.bias)
 
     def bent(self, products: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the softmax sees them, and their derivative in the products."""
@@ -165,55 +163,146 @@ def _powers(products_NV: Tensor, temperature: float, softcap: float | None) -> t
     return powers_NV.to(products_NV.dtype), sum_N1, largest_N1
 
 
+class _Unembedding:
+    """The unembedding of hidden states [T, M] in the order of the cells, with what an adapter adds to it: a product of
+    [h, scale * A h] and [W, B]."""
+
+    def __init__(self, head: Head, hidden_TM: Tensor, pair: Sequence[Tensor]) -> None:
+        self._head, self._hidden_TM, self._pair = head, hidden_TM, pair
+        self._wide_TX, self._weight_VX = hidden_TM, head.weight
+        if pair:
+            down, up = (weight.detach().to(hidden_TM.dtype) for weight in pair)
+            self._wide_TX = torch.cat([hidden_TM, hidden_TM @ down.T * head.scale], 1)
+            self._weight_VX = torch.cat([head.weight, up], 1)
+
+    def products(self, start: int, stop: int) -> Tensor:
+        """Of some rows, [N, V]."""
+        return F.linear(self._wide_TX[start:stop], self._weight_VX, self._head.bias)
+
+    def mean(self, powers_NV: Tensor, start: int, stop: int) -> Tensor:
+        """The weighted sum of [W, B]'s rows, [N, X]."""
+        return powers_NV @ self._weight_VX
+
+    def rows(self, places_C: Tensor, targets_C: Tensor) -> Tensor:
+        """Of [W, B], [C, X]."""
+        return self._weight_VX[targets_C]
+
+    def back(self, found_NX: Tensor, taken_N1: Tensor, places_C: Tensor, targets_C: Tensor, given_C1: Tensor) -> Any:
+        """The gradients of the first rows' hidden states [N, M], of A and of B. `found_NX`: of [h, A h]; `given_C1`: of
+        the products at the cells; `taken_N1`: what the softmax takes from all of a row's."""
+        head, (down, up), live, width = self._head, self._pair, len(found_NX), self._hidden_TM.shape[1]
+        found_NM, found_NR = found_NX[:, :width], found_NX[:, width:] * head.scale
+        inner_NR = self._wide_TX[:live, width:].float()
+        grad_up = torch.zeros_like(up).index_add_(0, targets_C, inner_NR[places_C] * given_C1)
+        for start, stop in head.chunks(0, live):
+            powers_NV, sum_N1, _ = head.powers(self.products(start, stop))
+            taken_NR = inner_NR[start:stop] * (taken_N1[start:stop] / sum_N1)
+            grad_up.sub_(powers_NV.T @ taken_NR.to(powers_NV.dtype))
+        grad_NM = torch.addmm(found_NM, found_NR, down.float())
+        return grad_NM, found_NR.T @ self._hidden_TM[:live].float(), grad_up
+
+
+class _OwnedUnembedding:
+    """The same with an adapter of each row's own: A [G, R, M], the scale in it, and B [G, V, R] of all of them, in
+    kernels for that (`mint.engine.kernels.owned_rows`)."""
+
+    def __init__(self, head: Head, cells: Cells, owner_T: Tensor, hidden_TM: Tensor, pair: Sequence[Tensor]) -> None:
+        self._head, self._owner_T, self._hidden_TM = head, owner_T, hidden_TM
+        self._down, self._up = (weight.detach() for weight in pair)
+        self._sizes = [len(head.weight)]
+        # Owners are in order among the live rows, and among the others.
+        ranges = ((0, cells.live), (cells.live, len(hidden_TM)))
+        self._inner_TR = torch.cat([self._shrink(hidden_TM[a:b], self._down, a, b, False) for a, b in ranges if b > a])
+
+    def _shrink(self, x: Tensor, matrix: Tensor, start: int, stop: int, apart: bool) -> Tensor:
+        sizes = self._sizes if apart else [x.shape[1]]
+        return torch.ops.mint.owned_shrink(x, matrix, self._owner_T[start:stop], sizes, apart)
+
+    def products(self, start: int, stop: int) -> Tensor:
+        products_NV = F.linear(self._hidden_TM[start:stop], self._head.weight, self._head.bias)
+        inner_NR, owner_N = self._inner_TR[start:stop], self._owner_T[start:stop]
+        torch.ops.mint.owned_add_(products_NV, inner_NR, self._up, owner_N, self._sizes, True)
+        return products_NV
+
+    def mean(self, powers_NV: Tensor, start: int, stop: int) -> Tensor:
+        return torch.cat([powers_NV @ self._head.weight, self._shrink(powers_NV, self._up, start, stop, True)], 1)
+
+    def rows(self, places_C: Tensor, targets_C: Tensor) -> Tensor:
+        return torch.cat([self._head.weight[targets_C], self._up[self._owner_T[places_C], targets_C]], 1)
+
+    def back(self, found_NX: Tensor, taken_N1: Tensor, places_C: Tensor, targets_C: Tensor, given_C1: Tensor) -> Any:
+        head, live, width = self._head, len(found_NX), self._hidden_TM.shape[1]
+        found_NM, found_NR = found_NX[:, :width], found_NX[:, width:].to(self._down.dtype).contiguous()
+        owner_N, inner_NR = self._owner_T[:live], self._inner_TR[:live].float()
+        grad_up = torch.zeros(self._up.shape, dtype=torch.float32, device=found_NX.device)
+        cells_C = self._owner_T[places_C].long() * grad_up.shape[1] + targets_C
+        grad_up.flatten(0, 1).index_add_(0, cells_C, inner_NR[places_C] * given_C1)
+        for start, stop in head.chunks(0, live):
+            powers_NV, sum_N1, _ = head.powers(self.products(start, stop))
+            taken_NR = inner_NR[start:stop] * (-taken_N1[start:stop] / sum_N1)
+            starts = self._starts(owner_N[start:stop])
+            torch.ops.mint.owned_sums_(grad_up, powers_NV, taken_NR.to(powers_NV.dtype), starts)
+        grad_NM = torch.ops.mint.owned_add(found_NM.contiguous(), found_NR, self._down, owner_N, [width], False)
+        hidden_NM, starts = self._hidden_TM[:live], self._starts(owner_N)
+        grad_down = torch.ops.mint.owned_sums(hidden_NM, found_NR, starts, [width], False)
+        return grad_NM, grad_down, grad_up.to(self._up.dtype)
+
+    def _starts(self, owner_N: Tensor) -> Tensor:
+        adapters = torch.arange(len(self._up) + 1, dtype=owner_N.dtype, device=owner_N.device)
+        return torch.searchsorted(owner_N, adapters, out_int32=True)
+
+
 class _TargetLogprobs(torch.autograd.Function):
     """Of hidden states in the order of the cells. Saves, for live rows, the mean of [W, B] under the softmax."""
 
     @staticmethod
-    def forward(ctx: Any, head: Head, cells: Cells, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
-        live = cells.live if any(ctx.needs_input_grad) else 0
-        wide_TX, weight_VX = head.widened(hidden_TM, pair)
-        found_C = wide_TX.new_zeros(len(cells.targets_C))
-        sums, means = [], [wide_TX.new_empty(0, weight_VX.shape[1])]
-        for start, stop in (*head.chunks(0, live), *head.chunks(live, len(hidden_TM))):
-            products_NV = head.products(wide_TX[start:stop], weight_VX)
+    def forward(ctx: Any, head: Head, cells: Cells, owner_T: Tensor | None, hidden_TM: Tensor, *pair: Tensor) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        unembedding = _unembedding(head, cells, owner_T, hidden_TM, pair)
+        found_C = hidden_TM.new_zeros(len(cells.targets_C))
+        sums, means = [], []
+        for start, stop in (*head.chunks(0, cells.live), *head.chunks(cells.live, len(hidden_TM))):
+            products_NV = unembedding.products(start, stop)
             # Every cell looks at every chunk: which cells belong to it is no size, so a recorded pass serves them all.
             place_C = (cells.places_C - start).clamp(0, stop - start - 1)
             here_C = (cells.places_C >= start) & (cells.places_C < stop)
             found_C = torch.where(here_C, products_NV[place_C, cells.targets_C], found_C)
             powers_NV, sum_N1, largest_N1 = head.powers(products_NV)
             sums.append(largest_N1 + sum_N1.log())
-            if stop <= live:
-                means.append((powers_NV @ weight_VX).div_(sum_N1))
+            if wanted and stop <= cells.live:
+                means.append(unembedding.mean(powers_NV, start, stop).div_(sum_N1))
         logits_C, slopes_C = head.bent(found_C.float())
-        ctx.head, ctx.cells = head, cells
-        ctx.save_for_backward(hidden_TM, slopes_C, torch.cat(means), *pair)
+        ctx.head, ctx.cells, ctx.has_means = head, cells, bool(means)
+        ctx.save_for_backward(hidden_TM, slopes_C, torch.cat(means) if means else slopes_C, owner_T, *pair)
         return logits_C - torch.cat(sums)[cells.places_C, 0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         head, cells = ctx.head, ctx.cells
-        hidden_TM, slopes_C, means_NX, *pair = ctx.saved_tensors
-        wide_TX, weight_VX = head.widened(hidden_TM, pair)
-        count, width = cells.reach if cells.live else 0, hidden_TM.shape[1]
-        live_C = cells.places_C[:count] < cells.live
+        hidden_TM, slopes_C, means_NX, owner_T, *pair = ctx.saved_tensors
+        grad_TM = torch.zeros_like(hidden_TM)
+        if not ctx.has_means:
+            return None, None, None, grad_TM, *map(torch.zeros_like, pair)
+        unembedding = _unembedding(head, cells, owner_T, hidden_TM, pair)
+        live_C = cells.places_C[: cells.reach] < cells.live
         # What is added for cells of other rows is zero. It goes to many rows: on one, the additions would queue up.
-        places_C, targets_C = cells.places_C[:count] % max(1, cells.live), cells.targets_C[:count]
-        grad_C1 = torch.where(live_C, grads[0][:count], 0.0)[:, None]
-        given_C1 = grad_C1 * slopes_C[:count, None]
+        places_C, targets_C = cells.places_C[: cells.reach] % cells.live, cells.targets_C[: cells.reach]
+        grad_C1 = torch.where(live_C, grads[0][: cells.reach], 0.0)[:, None]
+        given_C1 = torch.where(live_C, grads[0][: cells.reach] * slopes_C[: cells.reach], 0.0)[:, None]
         # What the softmax takes from all logits of a row, by their probability: the sum over the row's cells.
         taken_N1 = grad_C1.new_zeros(cells.live, 1).index_add_(0, places_C, grad_C1 / head.temperature)
-        found_NX = (means_NX * -taken_N1).index_add_(0, places_C, weight_VX[targets_C] * given_C1)
-        found_NM, found_NR = found_NX[:, :width], found_NX[:, width:] * head.scale
-        grad_TM = torch.zeros_like(hidden_TM)
+        found_NX = (means_NX * -taken_N1).index_add_(0, places_C, unembedding.rows(places_C, targets_C) * given_C1)
         if not pair:
-            grad_TM[: cells.live] = found_NM
-            return None, None, grad_TM
-        down, up = pair
-        grad_TM[: cells.live] = torch.addmm(found_NM, found_NR, down.float())
-        inner_NR = wide_TX[: cells.live, width:].float()
-        grad_up = torch.zeros_like(up).index_add_(0, targets_C, inner_NR[places_C] * given_C1)
-        for start, stop in head.chunks(0, cells.live):
-            powers_NV, sum_N1, _ = head.powers(head.products(wide_TX[start:stop], weight_VX))
-            taken_NR = inner_NR[start:stop] * (taken_N1[start:stop] / sum_N1)
-            grad_up.sub_(powers_NV.T @ taken_NR.to(powers_NV.dtype))
-        return None, None, grad_TM, found_NR.T @ hidden_TM[: cells.live].float(), grad_up
+            grad_TM[: cells.live] = found_NX
+            return None, None, None, grad_TM
+        grad_NM, *of_pair = unembedding.back(found_NX, taken_N1, places_C, targets_C, given_C1)
+        grad_TM[: cells.live] = grad_NM
+        return None, None, None, grad_TM, *of_pair
+
+
+def _unembedding(
+    head: Head, cells: Cells, owner_T: Tensor | None, hidden_TM: Tensor, pair: Sequence[Tensor]
+) -> _Unembedding | _OwnedUnembedding:
+    if owner_T is None:
+        return _Unembedding(head, hidden_TM, pair)
+    return _OwnedUnembedding(head, cells, owner_T, hidden_TM, pair)

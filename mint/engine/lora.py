@@ -11,7 +11,9 @@ import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -35,8 +37,11 @@ Pair = tuple[Tensor, Tensor]
 class Adapter:
     """One tenant's LoRA weights: for each adapted linear A [rank, in] and B [out, rank]; it adds scale * B(A x).
 
+    All numbers lie in one tensor, `values_P`: A and B of each linear in turn, always in the same order, of which
+    `weights` are the parts. So whoever copies, adds or updates them needs one call, however many linears there are.
+
     Trainable weights are float32 whatever the base model's dtype, because steps of 1e-5 vanish in bfloat16's eight
-    bits; they are cast where they are used. `gradients` lies beside `parameters()`, and is None until something was
+    bits; they are cast where they are used. `gradients_P` lies beside `values_P`, and is None until something was
     accumulated.
     """
 
@@ -49,13 +54,16 @@ class Adapter:
         scale: float | None = None,
         trainable: bool = True,
     ) -> None:
+        """The weights are copied."""
         self.base_model = base_model
         self.config = config
         self.scale = ALPHA / config.rank if scale is None else scale
-        self.weights: dict[str, Pair] = dict(weights)
-        self.gradients: list[Tensor] | None = None
-        for tensor in self.parameters():
-            tensor.requires_grad_(trainable)
+        self.gradients_P: Tensor | None = None
+        self._trainable = trainable
+        self.paths = tuple(weights)
+        given = [tensor for pair in weights.values() for tensor in pair]
+        self._shapes = [torch.empty(()).expand(tensor.shape) for tensor in given]
+        self.put(joined(given))
 
     @classmethod
     def create(cls, base_model: str, linears: Mapping[str, LoraLinear], config: LoraConfig) -> Adapter:
@@ -77,52 +85,65 @@ class Adapter:
                 weights[path] = (down.to(linear.weight.device), up.to(linear.weight.device))
         return cls(base_model, config, weights)
 
+    def put(self, values_P: Tensor) -> None:
+        """These are the weights from now on, in the place of the others."""
+        self.values_P = values_P
+        self.__dict__.pop("weights", None)
+
+    @cached_property
+    def weights(self) -> dict[str, Pair]:
+        """A and B by the paths of the linears."""
+        parts = iter([part.requires_grad_(self._trainable) for part in self.shaped(self.values_P)])
+        return {path: (next(parts), next(parts)) for path in self.paths}
+
     def parameters(self) -> list[Tensor]:
-        """A and B of each linear in turn, always in the same order."""
+        """A and B of each linear in turn."""
         return [tensor for pair in self.weights.values() for tensor in pair]
+
+    @property
+    def gradients(self) -> list[Tensor] | None:
+        """As `parameters()`."""
+        return None if self.gradients_P is None else self.shaped(self.gradients_P)
 
     def shaped(self, values_P: Tensor) -> list[Tensor]:
         """Parts of one long tensor, in the order and the shapes of `parameters()`."""
-        parameters = self.parameters()
-        parts = values_P.split([p.numel() for p in parameters])
-        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+        return list(_unflatten_dense_tensors(values_P, self._shapes))
 
-    def put_parameters(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces the weights by others, in the order of `parameters()`."""
-        for n, (path, (down, up)) in enumerate(self.weights.items()):
-            a, b = tensors[2 * n : 2 * n + 2]
-            self.weights[path] = (a.requires_grad_(down.requires_grad), b.requires_grad_(up.requires_grad))
+    def gradients_of(self, total: Tensor, into: Tensor | None = None) -> Tensor:
+        """Of a number that was computed with `weights`, as one row [1, P], which may be given."""
+        found = torch.autograd.grad(total, self.parameters(), materialize_grads=True, allow_unused=True)
+        return torch.cat([gradient.flatten() for gradient in found], out=None if into is None else into[0])[None]
 
-    def accumulate(self, gradients: Sequence[Tensor]) -> None:
-        """Adds gradients, given in the order of `parameters()` and given away, to those waiting for the next optimizer
-        step."""
-        if self.gradients is None:
-            self.gradients = list(gradients)
+    def accumulate(self, gradients_P: Tensor) -> None:
+        """Adds gradients, which are given away, to those waiting for the next optimizer step."""
+        if self.gradients_P is None:
+            self.gradients_P = gradients_P
         else:
-            torch._foreach_add_(self.gradients, list(gradients))
+            self.gradients_P += gradients_P
+
+    def twin(self) -> Adapter:
+        """Another of its shape, its values not set."""
+        return self._with(torch.empty_like(self.values_P), self._trainable)
 
     @torch.no_grad()
     def snapshot(self, dtype: torch.dtype | None = None) -> Adapter:
         """A frozen copy on the same device, in `dtype` if given; later training leaves it as it is."""
-        copies = iter(copied(self.parameters(), dtype))
-        pairs = {path: (next(copies), next(copies)) for path in self.weights}
-        return Adapter(self.base_model, self.config, pairs, scale=self.scale, trainable=False)
+        return self._with(self.values_P.to(dtype or self.values_P.dtype, copy=True), trainable=False)
+
+    def _with(self, values_P: Tensor, trainable: bool) -> Adapter:
+        other = copy(self)
+        other.gradients_P, other._trainable = None, trainable
+        other.put(values_P)
+        return other
 
     def facts(self) -> AdapterFacts:
-        return AdapterFacts(sum(p.numel() for p in self.parameters()), tuple(self.weights))
+        return AdapterFacts(len(self.values_P), self.paths)
 
 
 @torch.no_grad()
-def copied(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-    """Frozen copies on the same device, in `dtype` if given, parts of one piece of memory."""
-    return list(_unflatten_dense_tensors(joined(tensors, dtype), tensors))
-
-
-@torch.no_grad()
-def joined(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-    """A copy of all their numbers side by side, in `dtype` if given: one call and few launches, however many."""
-    together = _flatten_dense_tensors(tensors) if len(tensors) > 1 else tensors[0].detach().flatten().clone()
-    return together if dtype is None else together.to(dtype)
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of all their numbers, one tensor's after the other's: one call and few launches, however many."""
+    return _flatten_dense_tensors(tensors) if len(tensors) > 1 else tensors[0].detach().flatten().clone()
 
 
 Rows = Sequence[tuple[Adapter | None, int]]

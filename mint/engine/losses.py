@@ -87,7 +87,8 @@ def gspo(tokens: LossTokens, options: LossOptions) -> Terms:
     p, which for equal advantages is that of the sequence objective times the sequence's length, and lets advantages
     differ within a sequence. Which tokens enter the ratio: `sequence_ratio_mask`, else those of non-zero weight.
     """
-    drift = (tokens.p - tokens.q).detach() * tokens.in_ratio
+    # Not by a factor of 0: what does not enter the ratio may not be finite.
+    drift = torch.where(tokens.in_ratio != 0, (tokens.p - tokens.q).detach() * tokens.in_ratio, 0.0)
     zeros = torch.zeros(tokens.sequences, dtype=drift.dtype, device=drift.device)
     sums = zeros.index_add(0, tokens.sequence, drift)
     counts = zeros.index_add(0, tokens.sequence, tokens.in_ratio)

@@ -23,12 +23,14 @@ from mint.engine.attention import IMPLEMENTATION, Attend, PackedAttention
 from mint.engine.device import Device, choose_threads, pick_device
 from mint.engine.fused import FusedDecoder
 from mint.engine.hub import find_folder
+from mint.engine.layer_parts import Owners
 from mint.engine.layers import FusedLayers, low_ranks
 from mint.engine.lora import UNEMBEDDING, Adapter, CurrentRows, LoraLinear, Rows, group_of
 from mint.engine.native.library import prepare
 from mint.engine.native.training import NativeTraining
 from mint.engine.native.weights import PackedWeights
 from mint.engine.shared_attention import FlashLayout, TreeAttention
+from mint.engine.stack import Stack
 from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
@@ -110,9 +112,14 @@ class BaseModel:
         return out.last_hidden_state[0, :count]
 
     def hidden_of_tree(
-        self, tokens_T: Tensor, positions_T: Tensor, layout: Tree | FlashLayout, adapter: Adapter | None, lean: bool
-    ) -> Tensor:
-        """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours."""
+        self, tokens_T: Tensor, positions_T: Tensor, layout: Tree | FlashLayout, adapter: Adapter | Stack | None,
+        lean: bool, owners: Owners | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The final hidden states [T, H] for training; `lean` as in `Trainer`, where the layers are ours. `owners`: for
+        a stack of adapters."""
+        if isinstance(adapter, Stack):
+            assert self._fused is not None and owners is not None
+            return self._fused(tokens_T, positions_T, layout, adapter.low_ranks(owners), lean)
         if self._fused is None:
             assert isinstance(layout, Tree)
             return self.hidden(tokens_T, positions_T, TreeAttention(layout, self.device), [(adapter, len(tokens_T))])
@@ -127,6 +134,12 @@ class BaseModel:
     def trains_recorded(self) -> bool:
         """...and its pass can be recorded, as nothing in it is decided on the CPU."""
         return self._fused is not None and self._fused.flash and self._fused.fixed_rotary
+
+    @property
+    def trains_shared(self) -> bool:
+        """Whether several adapters may share a pass. Not where results are asked to be steady: sums would depend on who
+        else is there."""
+        return self.trains_recorded and self.fixed_rows is None
 
     @property
     def trains_side_by_side(self) -> bool:

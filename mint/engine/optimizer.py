@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from mint.engine.lora import Adapter
 from mint.errors import BadRequest
 from mint.types import AdamParams
 
+_PIECE = 4096
+
 
 class AdamW:
     """Decoupled weight decay, bias correction, clipping by the global norm of the gradient."""
@@ -18,82 +20,82 @@ class AdamW:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self.steps = 0
-        self._mean = [torch.zeros_like(p, requires_grad=False) for p in adapter.parameters()]
-        self._square = [torch.zeros_like(p, requires_grad=False) for p in adapter.parameters()]
+        self._mean_P = torch.zeros_like(adapter.values_P)
+        self._square_P = torch.zeros_like(adapter.values_P)
 
     @torch.no_grad()
     def step(self, params: AdamParams) -> dict[str, float]:
         """Applies and clears the accumulated gradients. Without any nothing moves, momentum included, and the metrics
         say so."""
-        gradients, self._adapter.gradients = self._adapter.gradients, None
-        if gradients is None:
+        gradients_P, self._adapter.gradients_P = self._adapter.gradients_P, None
+        if gradients_P is None:
             return {"optim/skipped": 1.0, "optim/step": float(self.steps), "optim/lr": params.learning_rate}
-        weights = [p.detach() for p in self._adapter.parameters()]
-        grad_norm = _global_norm(gradients)
+        weights_P = self._adapter.values_P
+        grad_norm = float(_norm(gradients_P))
         if params.grad_clip_norm and grad_norm > params.grad_clip_norm:
-            torch._foreach_mul_(gradients, params.grad_clip_norm / grad_norm)
+            gradients_P *= params.grad_clip_norm / grad_norm
         self.steps += 1
-        torch._foreach_lerp_(self._mean, gradients, 1 - params.beta1)
-        torch._foreach_mul_(self._square, params.beta2)
-        torch._foreach_addcmul_(self._square, gradients, gradients, 1 - params.beta2)
-        update = self._update(params)
+        self._mean_P.lerp_(gradients_P, 1 - params.beta1)
+        self._square_P.mul_(params.beta2).addcmul_(gradients_P, gradients_P, value=1 - params.beta2)
+        update_P = self._update(params)
         if params.weight_decay:
-            torch._foreach_add_(update, weights, alpha=-params.learning_rate * params.weight_decay)
-        torch._foreach_add_(weights, update)
+            update_P.add_(weights_P, alpha=-params.learning_rate * params.weight_decay)
+        weights_P += update_P
+        update_norm, weight_norm = torch.stack([_norm(update_P), _norm(weights_P)]).tolist()
         return {
             "optim/skipped": 0.0,
             "optim/step": float(self.steps),
             "optim/lr": params.learning_rate,
             "optim/grad_norm": grad_norm,
-            "optim/update_norm": _global_norm(update),
-            "optim/weight_norm": _global_norm(weights),
+            "optim/update_norm": update_norm,
+            "optim/weight_norm": weight_norm,
         }
 
-    def _update(self, params: AdamParams) -> list[Tensor]:
+    def _update(self, params: AdamParams) -> Tensor:
         """-lr * mean / (1 - beta1^n) / (sqrt(square / (1 - beta2^n)) + eps)"""
-        divisor = torch._foreach_sqrt(self._square)
-        torch._foreach_div_(divisor, (1 - params.beta2**self.steps) ** 0.5)
-        torch._foreach_add_(divisor, params.eps)
-        update = torch._foreach_div(self._mean, divisor)
-        torch._foreach_mul_(update, -params.learning_rate / (1 - params.beta1**self.steps))
-        return list(update)
+        divisor_P = self._square_P.sqrt().div_((1 - params.beta2**self.steps) ** 0.5).add_(params.eps)
+        return torch.div(self._mean_P, divisor_P).mul_(-params.learning_rate / (1 - params.beta1**self.steps))
 
     def state(self) -> dict[str, Tensor]:
         """`step`, and mean and square of each weight's gradient under the weight's name."""
-        state = {"step": torch.tensor(self.steps)}
-        for name, mean, square in zip(self._names(), self._mean, self._square, strict=True):
-            state[f"{name}.mean"], state[f"{name}.square"] = mean.clone(), square.clone()
-        return state
+        return {"step": torch.tensor(self.steps)} | {name: tensor.clone() for name, tensor in self._by_name().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        expected = self.state()
-        wrong = [name for name, t in expected.items() if name not in state or state[name].shape != t.shape]
-        if wrong or len(state) != len(expected):
+        places = self._by_name()
+        wrong = [name for name, place in places.items() if name not in state or state[name].shape != place.shape]
+        if wrong or "step" not in state or len(state) != len(places) + 1:
             raise BadRequest(
-                f"the optimizer state has {len(state)} tensors that do not match the adapter's {len(expected)}"
+                f"the optimizer state has {len(state)} tensors that do not match the adapter's {len(places) + 1}"
                 + (f"; the first amiss is {wrong[0]}." if wrong else ".")
             )
         self.steps = int(state["step"])
-        for name, mean, square in zip(self._names(), self._mean, self._square, strict=True):
-            mean.copy_(state[f"{name}.mean"])
-            square.copy_(state[f"{name}.square"])
+        for name, place in places.items():
+            place.copy_(state[name])
 
     def moments(self) -> list[Tensor]:
-        """Mean and square of the gradients, in the order of the adapter's parameters, one after the other."""
-        return [*self._mean, *self._square]
+        """Mean and square of the gradients, each beside the adapter's values."""
+        return [self._mean_P, self._square_P]
 
-    def put_moments(self, moments: Sequence[Tensor]) -> None:
-        half = len(self._mean)
-        self._mean, self._square = list(moments[:half]), list(moments[half:])
+    def put_moments(self, mean_P: Tensor, square_P: Tensor) -> None:
+        self._mean_P, self._square_P = mean_P, square_P
 
     def reset(self) -> None:
         self.steps = 0
-        torch._foreach_zero_(self._mean)
-        torch._foreach_zero_(self._square)
+        self._mean_P.zero_()
+        self._square_P.zero_()
 
-    def _names(self) -> list[str]:
-        return [f"{path}.{which}" for path in self._adapter.weights for which in ("A", "B")]
+    def _by_name(self) -> dict[str, Tensor]:
+        """Parts of the moments."""
+        names = [f"{path}.{which}" for path in self._adapter.paths for which in ("A", "B")]
+        parts = (self._adapter.shaped(moment_P) for moment_P in self.moments())
+        found: dict[str, Tensor] = {}
+        for name, mean, square in zip(names, *parts, strict=True):
+            found[f"{name}.mean"], found[f"{name}.square"] = mean, square
+        return found
 
 
-def _global_norm(tensors: list[Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
+def _norm(values_P: Tensor) -> Tensor:
+    """In pieces, as the sum of ten million squares one after the other loses digits."""
+    whole = len(values_P) // _PIECE * _PIECE
+    pieces = torch.linalg.vector_norm(values_P[:whole].view(-1, _PIECE), dim=1)
+    return torch.linalg.vector_norm(torch.cat([pieces, values_P[whole:]]))

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -25,6 +26,7 @@ from mint.engine.batch import Batch
 from mint.engine.device import wait_for_gpu
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
+from mint.engine.stack import Stack
 from mint.engine.training_pass import Pass, Work, compute
 
 MOST_RECORDINGS = 48
@@ -66,16 +68,17 @@ class CudaRecording:
 
 
 class _Slot:
-    """The adapter that recordings of one shape compute with, and where they leave its gradients."""
+    """What recordings for one number of adapters of one shape compute with, and where they all leave the gradients."""
 
-    def __init__(self, like: Adapter) -> None:
-        weights = {path: (torch.empty_like(a), torch.empty_like(b)) for path, (a, b) in like.weights.items()}
-        self.adapter = Adapter(like.base_model, like.config, weights, scale=like.scale)
-        self.gradients_P = torch.cat([p.detach().reshape(-1) for p in self.adapter.parameters()])
+    def __init__(self, like: Adapter, count: int, dtype: torch.dtype) -> None:
+        self.adapter = like.twin() if count == 1 else Stack(like, count, dtype)
+        self.gradients_NP = like.values_P.new_empty(count, len(like.values_P))
 
-    @torch.no_grad()
-    def load(self, adapter: Adapter) -> None:
-        torch._foreach_copy_(self.adapter.parameters(), adapter.parameters())
+    def load(self, adapters: Sequence[Adapter]) -> None:
+        if isinstance(self.adapter, Stack):
+            self.adapter.load(adapters)
+        else:
+            self.adapter.values_P.copy_(adapters[0].values_P)
 
 
 class _Inputs:
@@ -83,21 +86,20 @@ class _Inputs:
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         tensors = batch.tensors()
-        ends = np.cumsum([_aligned(tensor) for tensor in tensors])
-        self._places = list(zip(ends - [_aligned(tensor) for tensor in tensors], tensors, strict=True))
-        self._memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
-        self.batch = batch.with_tensors(self._parts(self._memory))
+        starts = [0, *accumulate(_aligned(tensor) for tensor in tensors)]
+        self._places = [slice(start, start + tensor.nbytes) for start, tensor in zip(starts, tensors, strict=False)]
+        self._memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+        parts = zip(self._places, tensors, strict=True)
+        self.batch = batch.with_tensors([self._memory[at].view(t.dtype).view(t.shape) for at, t in parts])
 
     def load(self, batch: Batch) -> None:
         # From pinned memory, or the copy would wait for the pass before this one.
         pinned = self._memory.is_cuda
         staged = torch.empty(self._memory.shape, dtype=torch.uint8, pin_memory=pinned)
-        for mine, theirs in zip(self._parts(staged), batch.tensors(), strict=True):
-            mine.copy_(theirs)
+        bytes_of = staged.numpy()
+        for place, tensor in zip(self._places, batch.tensors(), strict=True):
+            bytes_of[place] = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
         self._memory.copy_(staged, non_blocking=True)
-
-    def _parts(self, memory: Tensor) -> list[Tensor]:
-        return [memory[start : start + like.nbytes].view(like.dtype).view(like.shape) for start, like in self._places]
 
 
 def _aligned(tensor: Tensor) -> int:
@@ -106,7 +108,7 @@ def _aligned(tensor: Tensor) -> int:
 
 
 class PassGraphs:
-    def __init__(self, model: BaseModel, recorder: Recorder = CudaRecording) -> None:
+    def __init__(self, model: BaseModel, recorder: Recorder) -> None:
         self.device = model.device
         self.bytes = 0
         """Of the memory the recordings share."""
@@ -125,22 +127,32 @@ class PassGraphs:
         self._weights_at: tuple[int, ...] = ()
         memory.register(self)
 
-    def __call__(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass:
-        """The batch is on the CPU. `kept` is 0 for a pass that was recorded."""
+    def __call__(self, adapters: Sequence[Adapter], batch: Batch, work: Work) -> Pass:
+        """`adapters`: of one shape, one for each call of the batch, which is on the CPU; none: the base model. `kept`
+        is 0 for a pass that was recorded."""
         if not self._usable:
-            return compute(self._model, adapter, batch.to(self.device), work)
+            return self._computed(adapters, batch, work)
         self._forget_if_weights_moved()
-        shape = self._shape(adapter)
+        shape = self.shape(adapters[0]) if adapters else None
         key = (batch.size, shape, work)
         if key not in self._recorded and self._fits(self._kept.get(key)):
-            self._record(key, shape, adapter, batch, work)
+            self._record(key, shape, adapters, batch, work)
         if key in self._recorded:
-            return self._replay(key, adapter, batch)
-        found = compute(self._model, adapter, batch.to(self.device), work)
+            return self._replay(key, adapters, batch)
+        found = self._computed(adapters, batch, work)
         self._kept[key] = found.kept
         if len(self._kept) > MOST_SIZES_REMEMBERED:
             self._kept.popitem(last=False)
         return found
+
+    def _computed(self, adapters: Sequence[Adapter], batch: Batch, work: Work) -> Pass:
+        if len(adapters) < 2:
+            return compute(self._model, adapters[0] if adapters else None, batch.to(self.device), work)
+        stack = Stack(adapters[0], batch.most_calls, self._model.dtype)
+        stack.load(adapters)
+        found = compute(self._model, stack, batch.to(self.device), work)
+        # Copies, or the memory of all would stay as long as one of them is wanted.
+        return found._replace(gradients=[gradients_P.clone() for gradients_P in found.gradients[: len(adapters)]])
 
     def give_back(self) -> bool:
         """For want of memory: forgets all recordings, and later ones get half as much. Whether there were any."""
@@ -162,20 +174,19 @@ class PassGraphs:
         needed = int(kept * (1 + BESIDE_SHARE)) + BESIDE_BYTES
         return needed <= self.bytes + self._share * memory.free_memory(self.device)
 
-    def _record(self, key: Hashable, shape: Hashable, adapter: Adapter | None, batch: Batch, work: Work) -> None:
+    def _record(self, key: Hashable, shape: Hashable, adapters: Sequence[Adapter], batch: Batch, work: Work) -> None:
         inputs = _Inputs(batch, self.device)
         inputs.load(batch)
         slot: _Slot | None = None
-        if adapter is not None:
-            slot = self._slots.get(shape)
+        if adapters:
+            place = shape, batch.most_calls
+            slot = self._slots.get(place)
             if slot is None:
-                slot = self._slots[shape] = _Slot(adapter)
+                slot = self._slots[place] = _Slot(adapters[0], batch.most_calls, self._model.dtype)
 
         def function() -> Pass:
-            found = compute(self._model, None if slot is None else slot.adapter, inputs.batch, work)
-            if slot is not None and found.gradients_P is not None:
-                found = found._replace(gradients_P=slot.gradients_P.copy_(found.gradients_P))
-            return found._replace(kept=0)
+            adapter, into = (None, None) if slot is None else (slot.adapter, slot.gradients_NP)
+            return compute(self._model, adapter, inputs.batch, work, into)._replace(kept=0)
 
         if self._pool is None and self.device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
@@ -192,19 +203,19 @@ class PassGraphs:
             wait_for_gpu()
             self._recorded.popitem(last=False)
 
-    def _replay(self, key: Hashable, adapter: Adapter | None, batch: Batch) -> Pass:
+    def _replay(self, key: Hashable, adapters: Sequence[Adapter], batch: Batch) -> Pass:
         self._recorded.move_to_end(key)
         recording, inputs, slot = self._recorded[key]
         inputs.load(batch)
-        if slot is not None and adapter is not None:
-            slot.load(adapter)
+        if slot is not None:
+            slot.load(adapters)
         found = recording()
         return found._replace(
             logprobs_S=found.logprobs_S.clone(),
             p_C=found.p_C.clone(),
             loss_C=found.loss_C.clone(),
             figures=found.figures.clone(),
-            gradients_P=None if found.gradients_P is None else found.gradients_P.clone(),
+            gradients=[gradients_P.clone() for gradients_P in found.gradients[: len(batch.counts)]],
         )
 
     def _forget_if_weights_moved(self) -> None:
@@ -214,10 +225,8 @@ class PassGraphs:
             self._forget()
             self._weights_at = at
 
-    def _shape(self, adapter: Adapter | None) -> Hashable:
-        """What adapters that share a recording have in common."""
-        if adapter is None:
-            return None
+    def shape(self, adapter: Adapter) -> Hashable:
+        """What adapters that share a recording, or a pass, have in common."""
         if adapter not in self._shape_of:
             shapes = tuple((path, a.shape, b.shape) for path, (a, b) in adapter.weights.items())
             self._shape_of[adapter] = self._shapes.setdefault(shapes, len(self._shapes))

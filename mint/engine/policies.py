@@ -65,8 +65,7 @@ class Policies:
         if folder is not None:
             try:
                 checkpoint.Contents(copy).write(Path(folder), flush=False)
-                dtype = copy.parameters()[0].dtype
-                stored = SnapshotFolder(Path(folder), tuple(copy.weights), dtype)
+                stored = SnapshotFolder(Path(folder), copy.paths, copy.values_P.dtype)
             except (OSError, SafetensorError) as error:
                 log.warning("the snapshot %s could not be written, and lives in memory alone: %s", folder, error)
 

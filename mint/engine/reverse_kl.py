@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mint.engine.batch import Batch, Example, pack, plan, read_data
+from mint.engine.batch import Batch, Example, Part, pack, plan, read_data
 from mint.engine.logprobs import Head
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.model import BaseModel
@@ -48,7 +48,7 @@ def reverse_kl(
     student = Policy(adapter, read_data(data, "cross_entropy", {}, model.facts))
     teacher = Policy(reference, read_data(reference_data, "cross_entropy", {}, model.facts))
     losses = [np.zeros(example.target_shape, np.float32) for example in student.examples]
-    gradients: list[Tensor] = []
+    gradients_P = torch.zeros_like(adapter.values_P)
     totals = np.zeros(3)
     for indices in plan([example.tokens_N for example in student.examples], token_budget):
         model.use_threads()
@@ -61,17 +61,17 @@ def reverse_kl(
         weights_N = torch.cat([torch.from_numpy(_counted(student.examples[i]).weights) for i in indices])
         kl_N, logprobs_N = _divergences(model, student, teacher, own_NM, other_NM, targets_N, temperature)
         loss_N = kl_N * weights_N.to(kl_N.device)
-        found = torch.autograd.grad(loss_N.sum(), adapter.parameters(), materialize_grads=True, allow_unused=True)
-        if not all(torch.isfinite(tensor).all() for tensor in (loss_N, *found)):
+        found_1P = adapter.gradients_of(loss_N.sum())
+        if not (torch.isfinite(loss_N).all() and torch.isfinite(found_1P).all()):
             raise BadRequest(
                 "the divergence or its gradient is not finite: the adapter or the reference has diverged, or weights "
                 "are too large. Nothing was accumulated."
             )
-        gradients = [a + b for a, b in zip(gradients, found, strict=True)] if gradients else list(found)
+        gradients_P += found_1P[0]
         totals += [loss_N.sum().item(), kl_N.sum().item(), -logprobs_N.sum().item()]
         _spread(loss_N.detach().cpu().numpy(), [student.examples[i] for i in indices], [losses[i] for i in indices])
         yield
-    adapter.accumulate(gradients)
+    adapter.accumulate(gradients_P)
     count = sum(len(_counted(example).weights) for example in student.examples)
     metrics = {"loss:sum": totals[0], "tokens:sum": float(count)}
     if count:
@@ -95,7 +95,7 @@ def _counted(example: Example) -> _Counted:
 
 def _packed(model: BaseModel, policy: Policy, indices: Sequence[int]) -> tuple[Batch, Tensor]:
     """The micro-batch on the device, and the rows of the positions that count, in the order of the datums."""
-    batch = pack(indices, policy.examples, model.trains_filled)
+    batch = pack([Part(indices, policy.examples)], model.trains_filled)
     paths = zip(batch.tree.rows, (policy.examples[index] for index in indices), strict=True)
     rows = np.concatenate([path[_counted(example).places] for path, example in paths])
     return batch.to(model.device), torch.from_numpy(rows).to(model.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mint.engine import checkpoint
 from mint.engine.device import Device
 from mint.engine.holdings import Holding
-from mint.engine.lora import Adapter
+from mint.engine.lora import Adapter, joined
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
 from mint.engine.sampler.grammar import Grammars
@@ -46,14 +46,14 @@ class Trained:
     frozen: bool = False
 
     def tensors(self) -> list[Tensor]:
-        return [*self.adapter.parameters(), *self.optimizer.moments(), *(self.adapter.gradients or ())]
+        pending = [] if self.adapter.gradients_P is None else [self.adapter.gradients_P]
+        return [self.adapter.values_P, *self.optimizer.moments(), *pending]
 
     def put(self, tensors: Sequence[Tensor]) -> None:
-        weights = len(self.adapter.parameters())
-        self.adapter.put_parameters(tensors[:weights])
-        self.optimizer.put_moments(tensors[weights : 3 * weights])
-        if self.adapter.gradients is not None:
-            self.adapter.gradients = list(tensors[3 * weights :])
+        values_P, mean_P, square_P, *pending = tensors
+        self.adapter.put(values_P)
+        self.optimizer.put_moments(mean_P, square_P)
+        self.adapter.gradients_P = pending[0] if pending else None
 
     def leave_device(self) -> None:
         return
@@ -68,10 +68,10 @@ class Frozen:
     frozen: bool = True
 
     def tensors(self) -> list[Tensor]:
-        return self.adapter.parameters()
+        return [self.adapter.values_P]
 
     def put(self, tensors: Sequence[Tensor]) -> None:
-        self.adapter.put_parameters(tensors)
+        self.adapter.put(tensors[0])
 
     def leave_device(self) -> None:
         self.sampler.forget(self.adapter)
@@ -111,4 +111,4 @@ class SnapshotFolder:
             saved = checkpoint.read(self.folder)
         except MintError as error:
             raise Lost(str(error)) from error
-        return [tensor.to(self.dtype) for path in self.paths for tensor in saved.weights[path]]
+        return [joined([tensor for path in self.paths for tensor in saved.weights[path]]).to(self.dtype)]

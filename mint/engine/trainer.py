@@ -7,7 +7,7 @@ all or nothing: gradients reach the adapter only when the whole call went well. 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.batch import Batch, Example, pack, plan, plan_evenly, read_data
+from mint.engine.batch import Batch, Example, Part, pack, plan, plan_evenly, read_data
 from mint.engine.device import cores
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
-from mint.engine.pass_graphs import PassGraphs
+from mint.engine.pass_graphs import CudaRecording, PassGraphs, Recorder
 from mint.engine.reverse_kl import reverse_kl
+from mint.engine.shared_passes import Offer, Running, SharedPasses
 from mint.engine.side_by_side import SideBySide
 from mint.engine.token_budget import TokenBudget
 from mint.engine.training_pass import Figures, Pass, Work
@@ -32,13 +33,20 @@ from mint.types import Datum, ForwardBackwardOutput, TensorData
 class Trainer:
     """Runs forward and backward passes of adapters over one base model."""
 
-    def __init__(self, model: BaseModel, token_budget: int | None = None, lean: bool = False) -> None:
+    def __init__(
+        self,
+        model: BaseModel,
+        token_budget: int | None = None,
+        lean: bool = False,
+        recorder: Recorder = CudaRecording,
+    ) -> None:
         """`lean`: keeps one hidden state a layer and token for the backward pass, and computes the rest again: a third
         more work for a fraction of the memory."""
         self._model = model
         self._lean = lean
         self._budget = TokenBudget(model, lean, token_budget)
-        self._run = PassGraphs(model)
+        self._run = PassGraphs(model, recorder)
+        self._shared = SharedPasses(model, self._run, self._budget)
         self._side_by_side = SideBySide(self._budget.lanes)
 
     @property
@@ -53,20 +61,22 @@ class Trainer:
         loss_fn: str,
         config: Mapping[str, float | str] | None,
         backward: bool,
+        others_wait: Callable[[], bool] = lambda: False,
     ) -> Generator[None, None, ForwardBackwardOutput]:
         """Pauses after each micro-batch; returns losses and log-probs in the order of `data`. With `backward` the
         gradients are added to the adapter's, at the end and only if everything is finite. Without an adapter, which is
-        for scoring alone, it is the base model."""
+        for scoring alone, it is the base model. `others_wait`: whether there is somebody to have a turn at a pause; if
+        so, a small micro-batch pauses before its pass as well, for theirs to join it."""
         options = check_loss(loss_fn, config)
         examples = read_data(data, loss_fn, options, self._model.facts)
         work = Work(LOSSES[loss_fn], tuple(options.items()), backward, self._lean)
-        outcome = _Outcome(adapter if backward else None)
+        outcome = _Outcome()
         if self._budget.lanes > 1:
             yield from self._on_cores(adapter, examples, work, outcome)
         else:
-            yield from self._one_by_one(adapter, examples, work, outcome)
-        if adapter is not None and outcome.gradients:
-            adapter.accumulate(outcome.gradients)
+            yield from self._one_by_one(adapter, examples, work, outcome, others_wait)
+        if adapter is not None and outcome.gradients_P is not None:
+            adapter.accumulate(outcome.gradients_P)
         logprobs = [{"logprobs": outcome.logprobs[i]} for i in range(len(data))]
         return ForwardBackwardOutput(logprobs, outcome.tally.metrics())
 
@@ -90,11 +100,12 @@ class Trainer:
         cut by the call's data alone, and added in their order."""
         lanes = self._budget.lanes
         threads = max(1, cores().count // lanes)
+        adapters = [] if adapter is None else [adapter]
 
-        def call(indices: list[int]) -> _Running:
+        def call(indices: list[int]) -> Running:
             self._model.use_threads(threads)
-            batch = pack(indices, examples, self._model.trains_filled)
-            return _Running(batch, self._run(adapter, batch, work))
+            batch = pack([Part(indices, examples)], self._model.trains_filled)
+            return Running(batch, self._run(adapters, batch, work))
 
         sequences = [example.tokens_N for example in examples]
         pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts, self._budget.pair_cost)
@@ -102,32 +113,43 @@ class Trainer:
             with cores().lend(min(len(pending), lanes) * threads) as lent:
                 now = max(1, lent // threads)
                 found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
-            for one in found:
-                outcome.add(one)
+            for running in found:
+                outcome.add(running)
             pending = pending[now:]
             yield
 
     def _one_by_one(
-        self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
+        self,
+        adapter: Adapter | None,
+        examples: Sequence[Example],
+        work: Work,
+        outcome: _Outcome,
+        others_wait: Callable[[], bool],
     ) -> Generator[None, None, None]:
-        running: _Running | None = None
+        last: Offer | None = None
         pending = self._planned([example.tokens_N for example in examples])
         while pending:
             indices = pending.pop(0)
-            batch = pack(indices, examples, self._model.trains_filled)
-            found = self._within_memory(adapter, batch, work)
-            if found is None:
-                torch.cuda.empty_cache()
+            offer = self._shared.offer(adapter, Part(indices, examples), work)
+            try:
+                company = 0
+                while others_wait() and self._shared.may_grow(offer, company):
+                    company = self._shared.company(offer)
+                    yield
+                launched = offer.running is not None or self._shared.launch(offer)
+            finally:
+                self._shared.withdraw(offer)
+            if not launched:
                 middle = len(indices) // 2
                 pending[:0] = [indices[:middle], indices[middle:]]
                 continue
             # A GPU has the next micro-batch, of this call or of somebody else's, before the last one is waited for.
-            if running is not None:
-                outcome.add(running)
-            running = _Running(batch, found)
+            if last is not None and last.running is not None:
+                outcome.add(last.running, last.call)
+            last = offer
             yield
-        if running is not None:
-            outcome.add(running)
+        if last is not None and last.running is not None:
+            outcome.add(last.running, last.call)
 
     def _planned(self, sequences: Sequence[np.ndarray]) -> list[list[int]]:
         """Micro-batches one after the other: on a GPU of like size, so that few are recorded and none is small."""
@@ -135,76 +157,27 @@ class Trainer:
             return plan_evenly(sequences, self._budget.tokens, self._budget.parts)
         return plan(sequences, self._budget.tokens)
 
-    def _within_memory(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass | None:
-        """None where a GPU's memory ran out and fewer datums at once may do."""
-        try:
-            return self._micro_batch(adapter, batch, work)
-        except torch.OutOfMemoryError:
-            if self._run.give_back():
-                torch.cuda.empty_cache()
-                return self._within_memory(adapter, batch, work)
-            self._budget.halve()
-            if len(batch.indices) == 1:
-                raise
-            return None
-
-    def _micro_batch(self, adapter: Adapter | None, batch: Batch, work: Work) -> Pass:
-        self._model.use_threads()
-        found = self._run(adapter, batch, work)
-        if work.backward:
-            self._budget.measured(len(batch.tokens_T), found.kept)
-        return found
-
-
-class _Running:
-    """A pass that a GPU may still be at. What will be read of it is on its way from the start: asked for later, it
-    would come after whatever the GPU was given since."""
-
-    def __init__(self, batch: Batch, found: Pass) -> None:
-        self.batch, self.found = batch, found
-        self._read = [_on_its_way(tensor) for tensor in (found.figures, found.logprobs_S)]
-        self._arrived = torch.cuda.Event() if found.figures.is_cuda else None
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def read(self) -> tuple[Figures, Tensor]:
-        """The figures and the log-probs."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        figures, logprobs_S = self._read
-        return Figures(*figures.tolist()), logprobs_S
-
-
-def _on_its_way(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
 
 class _Outcome:
     """What the micro-batches of a call have given so far."""
 
-    def __init__(self, trained: Adapter | None) -> None:
+    def __init__(self) -> None:
         self.logprobs: dict[int, TensorData] = {}
-        self.gradients: list[Tensor] = []
-        """As the adapter's parameters are; parts of `_gradients_P`."""
-        self._gradients_P: Tensor | None = None
-        self._trained = trained
+        self.gradients_P: Tensor | None = None
         self.tally = _Tally()
 
-    def add(self, running: _Running) -> None:
-        batch, found = running.batch, running.found
-        first = self._gradients_P is None
-        if first and found.gradients_P is not None and self._trained is not None:
-            # Some hundred views, made while a GPU still computes what will be in them.
-            self._gradients_P = found.gradients_P
-            self.gradients = self._trained.shaped(found.gradients_P)
-        figures, logprobs_S = running.read()
-        _check_finite(batch, found, figures)
+    def add(self, running: Running, call: int = 0) -> None:
+        """What a pass has for this call, which may be one of several."""
+        figures, logprobs_S = running.read(call)
+        _check_finite(running.batch, running.found, figures, call)
         self.tally.add(figures)
-        self.logprobs.update(zip(batch.indices, map(TensorData.of, batch.split(logprobs_S)), strict=True))
-        if not first and self._gradients_P is not None and found.gradients_P is not None:
-            self._gradients_P += found.gradients_P
+        for datum, logprobs in running.batch.of_call(call, logprobs_S):
+            self.logprobs[datum] = TensorData.of(logprobs)
+        found_P = running.gradients(call)
+        if self.gradients_P is None:
+            self.gradients_P = found_P
+        elif found_P is not None:
+            self.gradients_P += found_P
 
 
 class _Tally:
@@ -241,14 +214,15 @@ class _Tally:
         return metrics
 
 
-def _check_finite(batch: Batch, found: Pass, figures: Figures) -> None:
+def _check_finite(batch: Batch, found: Pass, figures: Figures, call: int) -> None:
     if not figures.finite_logprobs:
         raise BadRequest(
             "the adapter gives log-probs that are not finite, so its weights have diverged; load an earlier checkpoint "
             "and lower the learning rate. Nothing was accumulated."
         )
     if not figures.finite_loss:
-        cell = int((~torch.isfinite(found.loss_C)).nonzero()[0])
+        mine_C = batch.call_S.index_select(0, batch.cells_C) == call
+        cell = int((~torch.isfinite(found.loss_C.cpu()) & mine_C).nonzero()[0])
         datum, position = batch.locate(cell)
         raise BadRequest(
             f"datum {datum}: the loss is {found.loss_C[cell].item()} at position {position}, where the recorded "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -18,7 +18,7 @@ SHORTEST_SHARED = 16
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes laid end to end in packed rows, roots first, each behind its parent."""
+    """Nodes laid end to end in packed rows, each behind its parent; roots first, unless it is several (`beside`)."""
 
     lengths: list[int]
     parents: list[int]
@@ -87,6 +87,20 @@ def grow(sequences: Sequence[np.ndarray]) -> Tree:
         else:
             ranges += [(a, b, end, parent) for a, b in _runs(shared, low, high, end + SHORTEST_SHARED)]
     return _lay_out(sequences, nodes, ends)
+
+
+def beside(trees: Sequence[Tree]) -> Tree:
+    """All of them as one, each one's nodes behind the last one's, nothing in common: roots then do not come first."""
+    if len(trees) == 1:
+        return trees[0]
+    nodes = [0, *accumulate(len(tree.lengths) for tree in trees)]
+    starts = [0, *accumulate(tree.size for tree in trees)]
+    return Tree(
+        lengths=[length for tree in trees for length in tree.lengths],
+        parents=[p if p < 0 else p + node for tree, node in zip(trees, nodes, strict=False) for p in tree.parents],
+        depths=[depth for tree in trees for depth in tree.depths],
+        rows=[rows + start for tree, start in zip(trees, starts, strict=False) for rows in tree.rows],
+    )
 
 
 def _runs(shared: Sequence[int], low: int, high: int, least: int) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from mint.engine.faults import as_mint_error
-from mint.engine.lora import Adapter, joined
+from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.sampler.sampler import Sampler
 from mint.engine.sampler.sequence import OnDone
@@ -249,20 +249,15 @@ def check_copy(trained: Adapter, copy: Adapter) -> None:
             f"snapshot refused: its scale is {copy.scale:g} on {len(copy.weights)} linears, that of the adapter in "
             f"training {trained.scale:g} on {len(trained.weights)}. {REPORT}"
         )
-    copies = copy.parameters()
-    if copies[0].device.type == "cpu" and all(map(_same, trained.parameters(), copies)):
+    trained_P, copied_P = trained.values_P, copy.values_P
+    if copied_P.device.type == "cpu" and trained_P.dtype == copied_P.dtype and torch.equal(trained_P, copied_P):
         return  # as nearly always, and without a tensor of its own
-    difference = joined(trained.parameters(), copies[0].dtype) - joined(copies, None)
+    difference_P = trained_P.to(copied_P.dtype) - copied_P
     # A NaN, of a training that diverged, is not above 0 either; the sampler says so when it meets one.
-    if bool((difference.abs() > 0).any()):
-        sizes = [tensor.numel() for tensor in copies]
-        first = next(n for n, part in enumerate(difference.split(sizes)) if bool((part.abs() > 0).any()))
+    if bool((difference_P.abs() > 0).any()):
+        first = next(n for n, part in enumerate(copy.shaped(difference_P)) if bool((part.abs() > 0).any()))
         path = list(trained.weights)[first // 2]
         raise Internal(f"snapshot refused: its weights of {path} are not those of the adapter in training. {REPORT}")
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 @torch.no_grad()

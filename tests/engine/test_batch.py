@@ -10,7 +10,7 @@ import torch
 
 from mint.backend import ModelFacts
 from mint.checks import LOSS_FNS, check_loss
-from mint.engine.batch import Example, pack, plan, read_data
+from mint.engine.batch import Example, Part, pack, plan, read_data
 from mint.errors import BadRequest
 from mint.types import Datum, ModelInput, TensorData
 
@@ -108,7 +108,7 @@ def test_micro_batches_keep_to_the_budget_and_hold_every_datum_once() -> None:
 
 def test_packing_lays_examples_end_to_end_and_leaves_out_tokens_of_weight_zero() -> None:
     data = [check(GOOD | {"weights": [0, 1, 2]}), check(GOOD | {"weights": [3, 0, 0]}, tokens=[4, 5, 6])]
-    batch = pack([1, 0], data)
+    batch = pack([Part([1, 0], data)])
     rows = [batch.tree.rows[n].tolist() for n in range(2)]
     assert sorted(rows) == [[0, 1, 2], [3, 4, 5]]
     assert [batch.tokens_T[r].tolist() for r in rows] == [[4, 5, 6], [1, 2, 3]]
@@ -121,7 +121,7 @@ def test_packing_lays_examples_end_to_end_and_leaves_out_tokens_of_weight_zero()
 
 def test_tokens_of_weight_zero_may_still_enter_the_sequence_ratio() -> None:
     example = check(GOOD | {"weights": [0, 0, 1], "sequence_ratio_mask": [0, 1, 1]}, loss_fn="gspo")
-    batch = pack([0], [example])
+    batch = pack([Part([0], [example])])
     assert batch.cells_C.tolist() == [1, 2]
     assert batch.weights_C.tolist() == [0, 1]
     assert batch.inputs_C["sequence_ratio_mask"].tolist() == [1, 1]
@@ -132,11 +132,11 @@ def test_soft_and_hard_targets_pack_together_and_come_apart_in_their_shapes() ->
     two = {"target_tokens": [[1, 2], [3, 4], [5, 6]], "weights": [[1, 0], [0.5, 0.5], [0, 0]]}
     soft = check(two, loss_fn="cross_entropy")
     hard = check({"target_tokens": [7, 8, 9]}, loss_fn="cross_entropy")
-    batch = pack([0, 1], [soft, hard])
+    batch = pack([Part([0, 1], [soft, hard])])
     assert batch.targets.targets_C[batch.targets.back_C].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert batch.cells_C.tolist() == [0, 2, 3, 6, 7, 8]
     assert [batch.locate(cell) for cell in (2, 3, 5)] == [(0, 1), (1, 0), (1, 2)]
-    parts = batch.split(torch.arange(9.0))
+    parts = dict(batch.of_call(0, torch.arange(9.0)))
     np.testing.assert_array_equal(parts[0], [[0, 1], [2, 3], [4, 5]])
     np.testing.assert_array_equal(parts[1], [6, 7, 8])
 

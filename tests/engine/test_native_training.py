@@ -33,7 +33,7 @@ Found = tuple[list[np.ndarray], list[Tensor]]
 
 def found(model: BaseModel, adapter: Adapter, data: Sequence[Datum], **options: Any) -> Found:
     """Log-probs of each datum, and the gradients."""
-    adapter.gradients = None
+    adapter.gradients_P = None
     lean = options.pop("lean", False)
     output = train(Trainer(model, lean=lean), adapter, data, **options)
     return [each["logprobs"].to_numpy() for each in output.loss_fn_outputs], adapter.gradients or []

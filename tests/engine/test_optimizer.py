@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import random_adapter
 
-from mint.engine.lora import Adapter
+from mint.engine.lora import Adapter, joined
 from mint.engine.model import BaseModel
 from mint.engine.optimizer import AdamW
 from mint.errors import BadRequest
@@ -41,7 +41,7 @@ def test_steps_are_those_of_torch_with_decay_clipping_and_changing_settings(adap
     ours = AdamW(adapter)
     for number, params in enumerate(STEPS):
         gradients = draw_gradients(adapter, number)
-        adapter.accumulate([gradient.clone() for gradient in gradients])
+        adapter.accumulate(joined(gradients))
         metrics = ours.step(params)
 
         before = [p.detach().clone() for p in reference]
@@ -65,7 +65,7 @@ def test_steps_are_those_of_torch_with_decay_clipping_and_changing_settings(adap
 def test_one_step_by_hand() -> None:
     weights = {"linear": (torch.tensor([[1.0]]), torch.tensor([[2.0]]))}
     adapter = Adapter("base", LoraConfig(rank=1), weights)
-    adapter.accumulate([torch.tensor([[0.5]]), torch.tensor([[-3.0]])])
+    adapter.accumulate(torch.tensor([0.5, -3.0]))
     AdamW(adapter).step(AdamParams(learning_rate=0.1, weight_decay=0.01, eps=0.0))
     # The first bias-corrected step is lr * sign(g), and decay takes lr * 0.01 of each weight.
     assert [p.item() for p in adapter.parameters()] == pytest.approx([1 - 0.1 - 0.001, 2 + 0.1 - 0.002])
@@ -73,7 +73,7 @@ def test_one_step_by_hand() -> None:
 
 def test_without_gradients_nothing_moves_not_even_by_momentum(adapter: Adapter) -> None:
     optimizer = AdamW(adapter)
-    adapter.accumulate(draw_gradients(adapter, 0))
+    adapter.accumulate(joined(draw_gradients(adapter, 0)))
     optimizer.step(STEPS[0])
     before, state = weights_of(adapter), optimizer.state()
     metrics = optimizer.step(AdamParams(learning_rate=1.0, weight_decay=0.5))
@@ -83,15 +83,15 @@ def test_without_gradients_nothing_moves_not_even_by_momentum(adapter: Adapter) 
 
 
 def test_a_step_clears_the_gradients(adapter: Adapter) -> None:
-    adapter.accumulate(draw_gradients(adapter, 0))
+    adapter.accumulate(joined(draw_gradients(adapter, 0)))
     AdamW(adapter).step(STEPS[0])
     assert adapter.gradients is None
 
 
 def test_gradients_of_two_calls_add_up(adapter: Adapter) -> None:
     first, second = draw_gradients(adapter, 0), draw_gradients(adapter, 1)
-    adapter.accumulate([gradient.clone() for gradient in first])
-    adapter.accumulate(second)
+    adapter.accumulate(joined(first))
+    adapter.accumulate(joined(second))
     assert adapter.gradients is not None
     for total, a, b in zip(adapter.gradients, first, second, strict=True):
         torch.testing.assert_close(total, a + b)
@@ -102,7 +102,7 @@ def test_state_goes_out_and_in_so_that_the_next_step_is_the_same(tiny_model: Cal
     one, other = (random_adapter(tiny_model("llama"), LoraConfig(rank=2, seed=0)) for _ in range(2))
     optimizer = AdamW(one)
     for number in range(2):
-        one.accumulate(draw_gradients(one, number))
+        one.accumulate(joined(draw_gradients(one, number)))
         optimizer.step(STEPS[number])
     with torch.no_grad():
         for target, source in zip(other.parameters(), one.parameters(), strict=True):
@@ -110,7 +110,7 @@ def test_state_goes_out_and_in_so_that_the_next_step_is_the_same(tiny_model: Cal
     restored = AdamW(other)
     restored.load_state(optimizer.state())
     for adapter, adamw in ((one, optimizer), (other, restored)):
-        adapter.accumulate(draw_gradients(one, 9))
+        adapter.accumulate(joined(draw_gradients(one, 9)))
         adamw.step(STEPS[2])
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     restored.reset()

@@ -24,7 +24,6 @@ from mint.engine.layers import FusedLayers
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
-from mint.engine.pass_graphs import PassGraphs
 from mint.engine.shared_attention import FlashLayout, power_of_two, rounded
 from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer
@@ -87,9 +86,7 @@ def on_a_gpu(model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recording(model: BaseModel, **settings: Any) -> Trainer:
-    trainer = Trainer(model, **settings)
-    trainer._run = PassGraphs(model, Again)
-    return trainer
+    return Trainer(model, recorder=Again, **settings)
 
 
 def recordings(trainer: Trainer) -> list[Any]:
@@ -161,7 +158,7 @@ def test_soft_targets_and_beginnings_in_common_are_recorded_too(
             on_a_gpu(model, patch)
             trainer = recording(model)
             for _ in range(3):
-                ours.gradients = None
+                ours.gradients_P = None
                 found = train(trainer, ours, data, loss_fn)
             assert_same(found, ours, expected, plain)
             assert [one.replays for one in recordings(trainer)] == [2]
@@ -268,8 +265,7 @@ def test_a_pass_that_cannot_be_recorded_is_run_as_it_is(
         tries.append(function)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    trainer = Trainer(model)
-    trainer._run = PassGraphs(model, failing)
+    trainer = Trainer(model, recorder=failing)
     ours, plain = (random_adapter(model, LoraConfig(rank=2, seed=0)) for _ in range(2))
     for _ in range(3):
         train(trainer, ours, policy_data())

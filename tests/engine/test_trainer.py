@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mint.engine import logprobs as chunked
 from mint.engine import token_budget
-from mint.engine.device import Cores
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.token_budget import TokenBudget
@@ -170,13 +169,13 @@ def test_logits_are_computed_once_and_again_only_for_the_gradient_of_the_unembed
     model = tiny_model("gemma3")
     adapter = model.new_adapter(LoraConfig(rank=2, seed=0, train_unembed=unembed))
     rows: list[int] = []
-    original = chunked.Head.products
+    original = chunked._Unembedding.products
 
-    def counting(self: chunked.Head, hidden: Tensor, weight: Tensor) -> Tensor:
-        rows.append(len(hidden))
-        return original(self, hidden, weight)
+    def counting(self: Any, start: int, stop: int) -> Tensor:
+        rows.append(stop - start)
+        return original(self, start, stop)
 
-    monkeypatch.setattr(chunked.Head, "products", counting)
+    monkeypatch.setattr(chunked._Unembedding, "products", counting)
     train(Trainer(model), adapter, policy_data(lengths=[(20, 17)]))
     assert rows == ([3, 17, 3] if unembed else [3, 17])
 
@@ -352,33 +351,6 @@ def test_all_weights_zero_is_a_call_with_zero_loss(tiny_model: Callable[[str], B
     output = train(Trainer(tiny_model("llama")), adapter, policy_data(lengths=[(5, 5)]))
     assert output.metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
     assert adapter.gradients is not None and not any(g.any() for g in adapter.gradients)
-
-
-def test_a_micro_batch_that_finds_no_memory_is_done_in_halves(
-    tiny_model: Callable[[str], BaseModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mint.engine.token_budget.cores", lambda: Cores(1))
-    model, data = tiny_model("qwen3"), policy_data()
-    whole, halved = (random_adapter(model, LoraConfig(rank=3, seed=0)) for _ in range(2))
-    expected = train(Trainer(model), whole, data)
-    sizes: list[int] = []
-    original = Trainer._micro_batch
-
-    def scarce(self: Trainer, adapter: Any, batch: Any, *rest: Any) -> Any:
-        sizes.append(batch.tree.size)
-        if batch.tree.size > 30:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(self, adapter, batch, *rest)
-
-    monkeypatch.setattr(Trainer, "_micro_batch", scarce)
-    trainer = Trainer(model)
-    found = train(trainer, halved, data)
-    assert sizes == [61, 40, 20, 20, 21]
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
-    assert whole.gradients is not None
-    assert_gradients(halved.gradients, whole.gradients)
-    with pytest.raises(torch.OutOfMemoryError):
-        train(trainer, halved, policy_data(lengths=[(40, 4)]))
 
 
 def test_what_a_micro_batch_may_hold_follows_the_memory_a_gpu_has_and_on_a_cpu_the_model_alone(

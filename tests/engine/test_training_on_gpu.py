@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,13 +166,16 @@ def test_inputs_are_widened_by_what_an_adapter_makes_of_them(inputs: int, rank: 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    return small_model(tmp_path_factory.mktemp("qwen3"))
+
+
+def small_model(folder: Path, saved: torch.dtype = torch.float32) -> BaseModel:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=997, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
-    folder = tmp_path_factory.mktemp("qwen3")
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=saved).save_pretrained(folder)
     return BaseModel.load(str(folder), Device(torch.device("cuda"), torch.bfloat16, "asked for"))
 
 
@@ -229,7 +233,7 @@ def test_recorded_micro_batches_of_two_tenants_by_turns_are_those_of_each_alone(
     for _ in range(2):
         expected = [train(trainer, adapter, mine) for adapter, mine in zip(alone, data, strict=True)]
         for adapter in (*alone, *together):
-            adapter.gradients = None
+            adapter.gradients_P = None
     expected = [train(trainer, adapter, mine) for adapter, mine in zip(alone, data, strict=True)]
     calls = [
         trainer.forward_backward(adapter, mine, "importance_sampling", None, True)

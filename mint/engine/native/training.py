@@ -96,8 +96,9 @@ class NativePass:
         self._training, self._model = training, training.model(backward)
         self._adapter = None if adapter is None else AdapterMatrices(training.weights, adapter)
         if backward and adapter is not None and self._adapter is not None:
-            whole = sum(parameter.numel() for parameter in adapter.parameters())
-            assert self._adapter.parameters == whole, "there are no gradients of linears that the model does not have"
+            assert self._adapter.parameters == len(adapter.values_P), (
+                "there are no gradients of linears that the model does not have"
+            )
         tree, cells = batch.tree, batch.targets
         self._held = [np.array(tree.lengths, np.int64), np.array(tree.parents, np.int64)]
         tensors = [batch.tokens_T, batch.positions_T, cells.order_T, cells.places_C, cells.targets_C]
@@ -125,15 +126,18 @@ class NativePass:
         self.logprobs_S = self._logprobs_C.index_select(0, cells.back_C)
         """Of every target; what is computed from them is differentiable as far as here."""
 
-    def gradients(self, total: Tensor) -> Tensor:
-        """Of a number computed from the log-probs, in the adapter's parameters, one after the other."""
+    def gradients(self, total: Tensor, into: Tensor | None = None) -> Tensor:
+        """Of a number computed from the log-probs, in the adapter's parameters, one after the other, [1, P]."""
         assert self._adapter is not None and self._memory is not None, "announced, and asked for once"
+        assert into is None, "for recorded passes"
         (grad_C,) = torch.autograd.grad(total, [self._logprobs_C], materialize_grads=True, allow_unused=True)
         grad_C = grad_C.contiguous()
-        gradients_P = torch.empty(self._adapter.parameters)
-        self._training.functions.mint_training_backward(self._model, self._batch, address(grad_C), address(gradients_P))
+        gradients_1P = torch.empty(1, self._adapter.parameters)
+        self._training.functions.mint_training_backward(
+            self._model, self._batch, address(grad_C), address(gradients_1P)
+        )
         self._end()
-        return gradients_P
+        return gradients_1P
 
     def _forward(self) -> Tensor:
         functions = self._training.functions

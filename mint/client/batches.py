@@ -16,8 +16,7 @@ from mint.errors import MintError
 from mint.wire import FRAMES, HELD, JSON, PROTOBUF, FrameReader, framed
 
 GATHER = 0.001
-"""Seconds in which samples come together, once one was sent less long ago: one that comes alone does not wait, nor do
-those of a script that waits for each."""
+"""Seconds in which samples come together, if nobody asks for a result before, and between two requests."""
 MOST, MOST_BYTES = 64, 1 << 20
 """Samples, and about so many bytes, in one request."""
 
@@ -30,6 +29,7 @@ class Batches:
         self._waiting: list[Asked] = []
         self._bytes = 0
         self._sent = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._posts: set[asyncio.Task[None]] = set()
 
     async def ask(self, content: bytes) -> Response | None:
@@ -37,14 +37,23 @@ class Batches:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response | None] = loop.create_future()
         if not self._waiting:
-            loop.call_later(GATHER if loop.time() - self._sent < GATHER else 0.0, self._send)
+            self._timer = loop.call_later(GATHER, self._send)
         self._waiting.append((content, answer))
         self._bytes += len(content)
         if len(self._waiting) == MOST or self._bytes > MOST_BYTES:
             self._send()
         return await answer
 
+    def hurry(self) -> None:
+        """Somebody waits, so no more are about to come from there: what has been asked for leaves, unless others left
+        just now: many who wait, each for its own, come together too."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._sent >= GATHER:
+            loop.call_soon(self._send)  # after those that have begun and not got here yet
+
     def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         waiting = [asked for asked in self._waiting if not asked[1].done()]  # some may have been given up
         self._waiting, self._bytes = [], 0
         if not waiting:

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mint.doorbell import Doorbell
@@ -79,9 +79,10 @@ if sys.platform != "win32":
 class APIFuture(concurrent.futures.Future[T]):
     """The result of a call: block on it with `result`, or `await` it. A failure is raised there, each time."""
 
-    def __init__(self, cancellable: bool = False) -> None:
+    def __init__(self, cancellable: bool = False, hurry: Callable[[], None] | None = None) -> None:
         super().__init__()
         self._cancellable = cancellable
+        self._hurry = hurry
         self._task: asyncio.Task[T] | None = None
         self._seen = False
 
@@ -91,17 +92,19 @@ class APIFuture(concurrent.futures.Future[T]):
             raise AttributeError(f"a call on its way has no {name!r}: take its result first, by .result() or await.")
 
     def result(self, timeout: float | None = None) -> T:
-        self._seen = True
+        self._wanted()
         if not self.done() and threading.current_thread().name == LOOP_THREAD:
             raise RuntimeError("this would wait for ever: a callback of a future must not block on another one.")
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._seen = True
+        self._wanted()
         return super().exception(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """`result` without blocking the caller's event loop. Running out of time leaves the call going."""
+        # Once everybody who runs beside the caller has had a turn: they may be about to ask for the same kind of thing.
+        asyncio.get_running_loop().call_soon(self._wanted)
         self._seen = True
         mirror = asyncio.wrap_future(self)
         if timeout is not None:
@@ -126,6 +129,13 @@ class APIFuture(concurrent.futures.Future[T]):
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
         return True
 
+    def _wanted(self) -> None:
+        """Somebody waits for it."""
+        self._seen = True
+        if self._hurry is not None and not self.done():
+            _background()[1].call(self._hurry)
+        self._hurry = None
+
     def _settle(self, task: asyncio.Task[T]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         try:
@@ -146,10 +156,13 @@ class APIFuture(concurrent.futures.Future[T]):
             logger.error("a call failed and nobody asked for its result: %s", self._failure())
 
 
-def start(work: Coroutine[Any, Any, T], *, cancellable: bool = False) -> APIFuture[T]:
-    """Runs `work` on the background loop; calls of one thread begin in the order they are made."""
+def start(
+    work: Coroutine[Any, Any, T], *, cancellable: bool = False, hurry: Callable[[], None] | None = None
+) -> APIFuture[T]:
+    """Runs `work` on the background loop; calls of one thread begin in the order they are made. `hurry` is called there
+    when somebody first waits for the result."""
     loop, bell = _background()
-    future: APIFuture[T] = APIFuture(cancellable)
+    future: APIFuture[T] = APIFuture(cancellable, hurry)
 
     def begin() -> None:
         if future.cancelled():

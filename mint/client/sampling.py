@@ -83,7 +83,7 @@ class SamplingClient:
         )
         check_sample(request, vocab_size=TOKEN_IDS)
         self._notice_fork()
-        return start(self._sample(request), cancellable=True)
+        return start(self._sample(request), cancellable=True, hurry=self._hurry)
 
     async def sample_async(
         self,
@@ -190,6 +190,10 @@ class SamplingClient:
             start(_give_up(transport, request_id))
             raise
         return _named(response, envelope.get("sample_sequence_ids") or [None] * len(response.sequences))
+
+    def _hurry(self) -> None:
+        if self._connection.batches is not None:
+            self._connection.batches.hurry()
 
     async def _next_number(self, transport: Transport) -> int:
         if self._numbers is None:

@@ -1,6 +1,8 @@
 """Samples asked for together: few requests, each result its own, and nothing lost when a batch goes wrong."""
 
+import asyncio
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 import mint
 from mint import types, wire
+from mint.client import batches
 from mint.client.futures import start
 from mint.client.transport import Transport
 from tests.server.live import Live, sample_body
@@ -63,6 +66,47 @@ def test_many_samples_are_few_requests_and_every_answer_its_own(sampler: mint.Sa
     assert "mint/samples" in sent and len(sent) < COUNT / 2
     names = [future.result().sequences[0].sequence_id for future in futures]
     assert len(set(names)) == COUNT and all(name is not None and name.endswith(":0") for name in names)
+
+
+def test_what_was_asked_for_leaves_in_one_request_when_somebody_waits(
+    sampler: mint.SamplingClient, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "GATHER", 10 * PATIENCE)
+    prompt = types.ModelInput.from_ints([1, 2, 3])
+    assert lengths([sampler.sample(prompt, 1, types.SamplingParams(max_tokens=n)) for n in range(1, 9)]) == [
+        *range(1, 9)
+    ]
+    assert sent.count("mint/samples") == 1 and "asample" not in sent
+
+
+def test_so_does_what_coroutines_that_run_together_ask_for(
+    sampler: mint.SamplingClient, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "GATHER", 10 * PATIENCE)
+    prompt = types.ModelInput.from_ints([1, 2, 3])
+
+    async def together() -> list[types.SampleResponse]:
+        asked = (sampler.sample_async(prompt, 1, types.SamplingParams(max_tokens=n)) for n in range(1, 9))
+        return await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
+
+    assert [len(found.sequences[0].tokens) for found in asyncio.run(together())] == [*range(1, 9)]
+    assert sent.count("mint/samples") == 1 and "asample" not in sent
+
+
+def test_one_that_comes_alone_leaves_when_somebody_waits_and_those_nobody_waits_for_leave_too(
+    sampler: mint.SamplingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = types.ModelInput.from_ints([1, 2, 3])
+    nobody_waits = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2))
+    eventually(nobody_waits.done)
+    monkeypatch.setattr(batches, "GATHER", 10 * PATIENCE)
+    start(_never_sent(sampler)).result()
+    assert lengths([sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3))]) == [3]
+
+
+async def _never_sent(sampler: mint.SamplingClient) -> None:
+    assert sampler._connection.batches is not None
+    sampler._connection.batches._sent = -math.inf
 
 
 def test_results_come_as_they_are_done(live: Live, sampler: mint.SamplingClient) -> None:

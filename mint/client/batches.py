@@ -45,8 +45,8 @@ class Batches:
         return await answer
 
     def hurry(self) -> None:
-        """Somebody waits, so no more are about to come from there: what has been asked for leaves, unless others left
-        just now: many who wait, each for its own, come together too."""
+        """Somebody waits, so no more are about to come from there, and what has been asked for leaves. Not if others
+        left just now: many who wait, each for its own, come together too."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._sent >= GATHER:
             loop.call_soon(self._send)  # after those that have begun and not got here yet

@@ -11,6 +11,7 @@ Shapes: T packed tokens, M hidden size, H query heads, D head size, R rank.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -181,7 +182,7 @@ class FusedLayers:
                 run = compiled(kind)
                 of_any_length(x_TM)
             if lean and torch.is_grad_enabled():
-                x_TM = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+                x_TM = _computed_again(run, *inputs)
             else:
                 x_TM = run(*inputs)
         return rms_norm(x_TM, self._norm)
@@ -189,6 +190,17 @@ class FusedLayers:
     def _rope(self, x_TM: Tensor, positions_T: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         cos, sin = self._decoder.rotary_emb(x_TM[None], positions_T[None], *([] if kind is None else [kind]))
         return cos[0], sin[0]
+
+
+def _computed_again(run: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """In the backward pass, instead of keeping what it needs."""
+    try:
+        return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+    except BaseException as error:
+        # Before 2.13 torch stops noting what is saved when a frame of its own goes; whoever holds the error, to try once
+        # more or for a log, would have the next pass noted too.
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def _weights(linears: Mapping[str, LoraLinear]) -> dict[str, Linear]:

@@ -1,7 +1,7 @@
 """Tenants whose micro-batches share a pass get what each would have got alone, and nobody pays for another's faults.
 
 On a CPU the kernels are written out (`plain_owned_rows`), as flash attention and recordings are (`test_pass_graphs`);
-the real ones: `test_training_on_gpu.py`.
+the real ones: `test_shared_passes_on_gpu.py`.
 """
 
 from __future__ import annotations

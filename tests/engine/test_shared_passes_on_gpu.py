@@ -112,12 +112,17 @@ def copy_of(adapter: Adapter, device: str) -> Adapter:
     return twin
 
 
-def error(found: ForwardBackwardOutput, adapter: Adapter, exact: ForwardBackwardOutput, reference: Adapter) -> float:
-    """How far the gradients are from exact ones; log-probs are held to what half precision can do."""
-    for ours, theirs in zip(found.loss_fn_outputs, exact.loss_fn_outputs, strict=True):
-        np.testing.assert_allclose(ours["logprobs"].to_numpy(), theirs["logprobs"].to_numpy(), atol=0.1)
+def errors(
+    found: ForwardBackwardOutput, adapter: Adapter, exact: ForwardBackwardOutput, reference: Adapter
+) -> np.ndarray:
+    """How far the log-probs and the gradients are from exact ones."""
+    ours, theirs = (
+        np.concatenate([output["logprobs"].to_numpy() for output in result.loss_fn_outputs])
+        for result in (found, exact)
+    )
     assert adapter.gradients_P is not None and reference.gradients_P is not None
-    return gap(adapter.gradients_P.cpu(), reference.gradients_P)
+    gradients = gap(adapter.gradients_P.cpu(), reference.gradients_P)
+    return np.array([np.linalg.norm(ours - theirs) / np.linalg.norm(theirs), gradients])
 
 
 SHAPES = {
@@ -130,7 +135,7 @@ SHAPES = {
 def assert_sharing_agrees(
     model: BaseModel, exact: BaseModel, shape: str, lean: bool = False, unembed: bool = False
 ) -> None:
-    """Shared passes are about as far from exact gradients as passes of one's own: what differs is the order of
+    """Shared passes are about as far from exact numbers as passes of one's own: what differs is the order of
     roundings, and that a product is rounded before an adapter is added to it as well as after."""
     trainer, alone, precise = Trainer(model, lean=lean), Trainer(model, lean=lean), Trainer(exact)
     alone._run._usable = False
@@ -143,8 +148,9 @@ def assert_sharing_agrees(
             for n, adapter in enumerate(mine):
                 theirs, reference = copy_of(adapter, "cuda"), copy_of(adapter, "cpu")
                 expected, right = train(alone, theirs, data[n]), train(precise, reference, data[n])
-                own = error(expected, theirs, right, reference)
-                assert error(found[n], adapter, right, reference) < 2 * own, own
+                own = errors(expected, theirs, right, reference)
+                assert (own < [0.01, 0.2]).all(), own
+                assert (errors(found[n], adapter, right, reference) < 2 * own).all(), own
     assert len(trainer._run._recorded) == 2, "all five in one pass each time"
     trainer._run.give_back()
     torch.cuda.empty_cache()

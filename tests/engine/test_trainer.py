@@ -12,8 +12,8 @@ import torch
 from reference import logprobs, peft_gradients, peft_model, policy_datum, random_adapter, random_tokens
 from torch import Tensor
 
+from mint.engine import layers, token_budget
 from mint.engine import logprobs as chunked
-from mint.engine import token_budget
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.token_budget import TokenBudget
@@ -370,3 +370,16 @@ def test_what_a_micro_batch_may_hold_follows_the_memory_a_gpu_has_and_on_a_cpu_t
     budget.halve()
     budget.measured(1000, 2**20)
     assert budget.tokens == token_budget.MOST_TOKENS["cuda"] // 2
+
+
+def test_a_lean_pass_that_failed_leaves_nothing_behind_for_the_next() -> None:
+    """Of torch, not before 2.13: who holds the error holds what notes every later pass."""
+
+    def out_of_memory(x: Tensor) -> Tensor:
+        raise MemoryError
+
+    try:
+        layers._computed_again(out_of_memory, torch.ones(3, requires_grad=True))
+    except MemoryError as error:
+        held = error
+    assert held is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) is None

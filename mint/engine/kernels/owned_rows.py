@@ -2,8 +2,8 @@
 the gradients of both of its matrices from them.
 
 Rows of one adapter lie together, those of the first adapter first: `owner_T` says whose each is, `starts` where each
-adapter's begin. A tile of rows that belongs to several takes each of them in turn, with the rows of the others as
-zeros, so nothing has to be aligned, and a number that is not finite stays where it belongs.
+adapter's begin. A tile of rows that belongs to several takes each of them in turn and keeps what it finds for the rows
+of each, so nothing has to be aligned, and a number that is not finite, in a row or in a matrix, stays where it belongs.
 
 Linears that are computed as one product (`mint.engine.layers.TOGETHER`) stand side by side in its outputs: `sizes` are
 their widths, z has one after the other what each adapter's first matrix makes of the inputs for them.
@@ -75,6 +75,7 @@ def _shrink_kernel(
         a_at = a_ptr + tl.cast(adapter, tl.int64) * A_OWNER
         if not APART:
             a_at += part * WIDTH * A_RANK
+        found = tl.zeros([ROWS, BLOCK_R], tl.float32)
         for start in range(low, high, STEP):
             k = start + tl.arange(0, STEP)
             x_at = x_ptr + row[:, None].to(tl.int64) * x_row + k[None, :]
@@ -83,7 +84,8 @@ def _shrink_kernel(
                 a_at + k[:, None].to(tl.int64) * A_INPUT + r[None, :] * A_RANK,
                 mask=(k < high)[:, None] & (r < WIDTH)[None, :], other=0.0,
             )  # fmt: skip
-            acc = tl.dot(x, a, acc)
+            found = tl.dot(x, a, found)
+        acc = tl.where(mine, found, acc)
     at = z_ptr + (split * rows + row[:, None]).to(tl.int64) * (LINEARS * WIDTH) + part * WIDTH + r[None, :]
     tl.store(at, acc.to(z_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (r < WIDTH)[None, :])
 
@@ -115,7 +117,7 @@ def _add_kernel(
             b_at + column[None, :].to(tl.int64) * B_OUTPUT + r[:, None] * B_RANK, mask=(r < WIDTH)[:, None] & inside,
             other=0.0,
         )  # fmt: skip
-        acc = tl.dot(z, b, acc)
+        acc = tl.where(mine, tl.dot(z, b, acc), acc)
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 

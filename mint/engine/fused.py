@@ -34,8 +34,8 @@ FAMILIES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary embeddings whose frequencies do not depend on the length of the sequence.
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 
-# Rows left free below the weights of each linear on a GPU: for the A of an adapter up to this rank, so that both are
-# one product.
+# Rows left free below the weights of each linear on a GPU, for the A of an adapter up to this rank, so that both are
+# one product; beside the unembedding, whose outputs are many, as many columns for its B.
 ROOM = 64
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Projection:
     """The weights with ROOM rows for each linear below them, where there is such room..."""
     roomy_bias_O: Tensor | None = None
     """...and the bias with as many zeros."""
+    wide_OX: Tensor | None = None
+    """The weights of a single linear with ROOM columns beside them, where there is such room."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class FusedDecoder:
         self.final_norm = decoder.norm.weight
         linears = model.linears
         room = ROOM if model.device.type == "cuda" else 0
-        self.unembedding = _fuse([(UNEMBEDDING, linears[UNEMBEDDING])], room)
+        self.unembedding = _widen(UNEMBEDDING, linears[UNEMBEDDING], room)
         names = {id(linear): path for path, linear in linears.items()}
 
         def fuse(*parts: LoraLinear) -> Projection:
@@ -207,6 +209,14 @@ def _fuse(parts: list[tuple[str, LoraLinear]], room: int) -> Projection:
         linear.weight.data = part
     roomy_bias_O = None if bias_O is None else F.pad(bias_O, (0, rows))
     return Projection(roomy_OI[:outputs], bias_O, paths, sizes, roomy_OI if rows else None, roomy_bias_O)
+
+
+def _widen(path: str, linear: LoraLinear, room: int) -> Projection:
+    if not room:
+        return _fuse([(path, linear)], 0)
+    wide_OX = F.pad(linear.weight.data, (0, room))
+    linear.weight.data = wide_OX[:, : linear.in_features]
+    return Projection(linear.weight, linear.bias, (path,), (linear.out_features,), wide_OX=wide_OX)
 
 
 def joined(adapter: Adapter, projection: Projection) -> tuple[Tensor, Tensor] | None:

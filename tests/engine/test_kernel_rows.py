@@ -89,6 +89,17 @@ def test_a_low_rank_product_is_added_to_each_row_by_its_own_adapter(steady: bool
     assert_close(out, expected)
 
 
+@pytest.mark.parametrize("room", [32, 48])
+def test_rows_are_widened_by_what_the_second_half_multiplies(room: int) -> None:
+    case = Case(200, [70])
+    wide = low_rank.widened(case.x, case.adapters, 0, room)
+    assert wide[:, :200].equal(case.x)
+    tiles = wide[:, 200:].split(low_rank.TILE)
+    products = [tile[:, : RANKS[slot]] @ case.pairs[slot, 0][1] for tile, slot in zip(tiles, SLOTS, strict=True)]
+    assert_close(torch.cat(products), case.low_rank())
+    assert all(not tile[:, RANKS[slot] :].any() for tile, slot in zip(tiles, SLOTS, strict=True))
+
+
 def test_the_gate_adds_the_low_rank_parts_of_both_its_linears(steady: bool) -> None:
     case = Case(40, [72, 72], steady)
     gate_up = torch.randn(ROWS, 144, device=DEVICE)

@@ -26,6 +26,9 @@ from mint.engine.kernels.low_rank import RANK_STEP, TILE, Adapters, adapter_at, 
 from mint.engine.kernels.overlap import follow, overlapping
 
 PIECE = 256
+# Pieces a program takes, and from how many draws on: fewer leave it too few programs.
+_RUN = 9
+_MANY_DRAWS = 256
 # A draw's statistics of a piece: peak, sum, tempered sum, place of the peak.
 _STATS = tl.constexpr(4)
 
@@ -55,8 +58,6 @@ class LowRank:
     """[splits, N, 1, rank]"""
     adapters: Adapters
     linear: int
-    alone: bool
-    """All rows have one and the same adapter, or none: several tiles may share what is read of B."""
 
 
 @dataclass(frozen=True)
@@ -72,46 +73,51 @@ class State:
 def _piece_kernel(
     logits_ptr, logits_row, source_ptr, temperature_ptr, stats_ptr, y_ptr, y_split, y_row, slot_of_tile, b_table,
     rank_table, scale_table, table_width, linear_number, draws, vocabulary, pieces,
-    ADAPTED: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+    ADAPTED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr, RUN: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(1)
+    """A program takes RUN pieces one after the other, the next ones' numbers on their way meanwhile."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     source = tl.load(source_ptr + m, mask=m < draws, other=-1)
     given = tl.load(temperature_ptr + m, mask=m < draws, other=1.0)
     temperature = tl.maximum(given, 1.1754944e-38)
-    i = piece * PIECE + tl.arange(0, PIECE)
-    if ADAPTED:  # by one adapter; rows of the base model may stand among its own
-        slots = tl.load(slot_of_tile + m // TILE, mask=m < draws, other=0).to(tl.int64)
-        slot = tl.max(slots, axis=0)
+    drawn = source >= 0
+    row = logits_ptr + tl.maximum(source, 0).to(tl.int64)[:, None] * logits_row
+    greedy, tempers = tl.min(given, axis=0) == 0.0, tl.max(tl.abs(temperature - 1.0), axis=0) > 0.0
+    if ADAPTED:
+        slot = tl.load(slot_of_tile + tl.program_id(0)).to(tl.int64)
         rank, scale, b_ptr = adapter_at(slot, linear_number, b_table, rank_table, scale_table, table_width, logits_ptr)
-        b = b_step(b_ptr, 0, rank, i, vocabulary, RANK_STEP)
+        y_of = tl.minimum(m, draws - 1)
     follow(OVERLAPS)
     if tl.max(source, axis=0) >= 0:
-        inside = i < vocabulary
-        row = logits_ptr + tl.maximum(source, 0).to(tl.int64)[:, None] * logits_row
-        logit = tl.load(row + i[None, :], mask=inside[None, :] & (source >= 0)[:, None], other=0.0).to(tl.float32)
         if ADAPTED:
-            y_of = tl.minimum(m, draws - 1)
-            low = expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, y_of, i, vocabulary, SPLITS, ROWS, PIECE)
-            logit += tl.where((slots > 0)[:, None], low, 0.0)
-            logit = logit.to(logits_ptr.dtype.element_ty).to(tl.float32)
-        logit = tl.where(inside[None, :], logit, float("-inf"))
-        peak = tl.max(logit, axis=1)
-        safe = tl.where(peak == float("-inf"), 0.0, peak)
-        place = tl.zeros([ROWS], dtype=tl.int32)
-        if tl.min(given, axis=0) == 0.0:
-            place = tl.min(tl.where(logit == peak[:, None], i[None, :], vocabulary), axis=1)
-        total = tl.sum(tl.exp(logit - safe[:, None]), axis=1)
-        tempered = total
-        if tl.max(tl.abs(temperature - 1.0), axis=0) > 0.0:
-            tempered = tl.sum(tl.exp((logit - safe[:, None]) / temperature[:, None]), axis=1)
-        out = stats_ptr + (m.to(tl.int64) * pieces + piece) * _STATS
-        drawn = source >= 0
-        tl.store(out, peak, mask=drawn)
-        tl.store(out + 1, total, mask=drawn)
-        tl.store(out + 2, tempered, mask=drawn)
-        tl.store(out + 3, place.to(tl.float32), mask=drawn)
+            first_y = y_step(y_ptr, y_split, y_row, 0, rank, y_of, SPLITS)
+        first = tl.program_id(1) * RUN
+        for piece in tl.range(first, tl.minimum(first + RUN, pieces), num_stages=3):
+            i = piece * PIECE + tl.arange(0, PIECE)
+            inside = i < vocabulary
+            logit = tl.load(row + i[None, :], mask=inside[None, :] & drawn[:, None], other=0.0).to(tl.float32)
+            if ADAPTED:
+                b = b_step(b_ptr, 0, rank, i, vocabulary, RANK_STEP)
+                logit += expanded(
+                    y_ptr, y_split, y_row, rank, scale, b_ptr, first_y, b, y_of, i, vocabulary, SPLITS, ROWS, PIECE
+                )
+                logit = logit.to(logits_ptr.dtype.element_ty).to(tl.float32)
+            logit = tl.where(inside[None, :], logit, float("-inf"))
+            peak = tl.max(logit, axis=1)
+            safe = tl.where(peak == float("-inf"), 0.0, peak)
+            place = tl.zeros([ROWS], dtype=tl.int32)
+            if greedy:
+                place = tl.min(tl.where(logit == peak[:, None], i[None, :], vocabulary), axis=1)
+            total = tl.sum(tl.exp(logit - safe[:, None]), axis=1)
+            tempered = total
+            if tempers:
+                tempered = tl.sum(tl.exp((logit - safe[:, None]) / temperature[:, None]), axis=1)
+            out = stats_ptr + (m.to(tl.int64) * pieces + piece) * _STATS
+            tl.store(out, peak, mask=drawn)
+            tl.store(out + 1, total, mask=drawn)
+            tl.store(out + 2, tempered, mask=drawn)
+            tl.store(out + 3, place.to(tl.float32), mask=drawn)
 
 
 @triton.jit
@@ -163,7 +169,8 @@ def _token_kernel(
             low = tl.zeros([PIECE], dtype=tl.float32)
             for start in range(0, rank, RANK_STEP):
                 b = b_step(b_ptr, start, rank, i, vocabulary, RANK_STEP)
-                y = y_step(y_ptr, y_split, y_row, start, source + tl.arange(0, 1), SPLITS).to(b.dtype).to(tl.float32)
+                y = y_step(y_ptr, y_split, y_row, start, rank, source + tl.arange(0, 1), SPLITS)
+                y = y.to(b.dtype).to(tl.float32)
                 low += tl.sum(b.to(tl.float32) * tl.trans(y), axis=0)
             logit = (logit + scale * low).to(logits_ptr.dtype.element_ty).to(tl.float32)
         mass = tl.where(i < vocabulary, tl.exp((logit - peak) / temperature), 0.0)
@@ -202,10 +209,10 @@ def draw(logits_NV: Tensor, draws: Draws, low_rank: LowRank | None = None, state
         )  # fmt: skip
     adapts = {"ADAPTED": low_rank is not None, "SPLITS": 1 if low_rank is None else len(low_rank.y)}
     row = logits_NV.stride(0)
-    height = 2 * TILE if low_rank is not None and low_rank.alone and count > TILE else TILE
-    _piece_kernel[(triton.cdiv(count, height), pieces)](
+    run = _RUN if count >= _MANY_DRAWS else 1
+    _piece_kernel[(triton.cdiv(count, TILE), triton.cdiv(pieces, run))](
         logits_NV, row, draws.source_M, draws.temperature_M, stats, *low, count, vocabulary, pieces, **adapts,
-        TILE=TILE, ROWS=height, PIECE=PIECE, num_warps=height // 4, **overlapping(device),
+        ROWS=TILE, PIECE=PIECE, RUN=run, num_warps=4, **overlapping(device),
     )  # fmt: skip
     found: tuple[Tensor, ...] = (stats, stats, stats, stats)
     if draws.filters is not None:

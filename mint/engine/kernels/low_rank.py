@@ -8,7 +8,8 @@ side), ranks and scales. So a kernel takes adapters of any rank, and a recorded 
 A low-rank product has two halves. The first, y = x A' for all linears of a projection, is either part of the matrix
 product, where A stands below the weights, or computed by `shrink`, split along the inputs into parts (`y` [splits,
 rows, linears, rank], any strides), which the second half adds up in order; that half, y B' times the scale, is part of
-whatever kernel reads the projection's output next (`expanded`). Many rows are not split, unless they are asked to be
+whatever kernel reads the projection's output next (`expanded`). Where B stands beside the weights, both halves are part
+of the matrix product, of rows that have y beside them (`widened`). Many rows are not split, unless they are asked to be
 steady: then nothing depends on the number of rows, and a row computes the same bits in any company.
 """
 
@@ -98,6 +99,32 @@ def _shrink_kernel(
         tl.store(y_ptr + place, acc)
 
 
+@triton.jit(do_not_specialize=VARYING)
+def _widen_kernel(
+    x_ptr, out_ptr, slot_of_tile, a_table, rank_table, scale_table, table_width, linear_number, inputs, room,
+    STEP: tl.constexpr, ROOM: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    slot = tl.load(slot_of_tile + tile).to(tl.int64)
+    entry = slot * table_width + linear_number
+    rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
+    dtype = x_ptr.dtype.element_ty
+    a_ptr = tl.multiple_of(tl.load(a_table + entry).to(tl.pointer_type(dtype)), 16)
+    row = (tile * TILE_ROWS + tl.arange(0, TILE_ROWS))[:, None].to(tl.int64)
+    r = tl.arange(0, ROOM)
+    out = out_ptr + row * (inputs + room)
+    acc = tl.zeros([TILE_ROWS, ROOM], dtype=tl.float32)
+    follow(OVERLAPS)
+    for start in range(0, inputs, STEP):
+        k = start + tl.arange(0, STEP)
+        x = tl.load(x_ptr + row * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
+        mask = (k < inputs)[:, None] & (r < rank)[None, :]
+        a = tl.load(a_ptr + r[None, :] * inputs + k[:, None], mask=mask, other=0.0)
+        tl.store(out + k[None, :], x, mask=(k < inputs)[None, :])
+        acc += tl.dot(x, a, input_precision="ieee")
+    tl.store(out + inputs + r[None, :], (acc * scale).to(dtype), mask=(r < room)[None, :])
+
+
 @triton.jit
 def adapter_at(slot, number, b_table, rank_table, scale_table, table_width, like_ptr):
     """Rank, scale and the address of B' of the linear `number` in a line of the tables."""
@@ -115,28 +142,30 @@ def b_step(b_ptr, start, rank, column, outputs, STEP: tl.constexpr):
 
 
 @triton.jit
-def y_step(y_ptr, y_split, y_row, start, row, SPLITS: tl.constexpr):
+def y_step(y_ptr, y_split, y_row, start, rank, row, SPLITS: tl.constexpr):
     """y of one step of ranks for some rows, added up, [rows, RANK_STEP] in float32."""
-    place = row[:, None].to(tl.int64) * y_row + start + tl.arange(0, RANK_STEP)[None, :]
-    y = tl.load(y_ptr + place).to(tl.float32)
+    r = start + tl.arange(0, RANK_STEP)
+    place, mask = row[:, None].to(tl.int64) * y_row + r[None, :], (r < rank)[None, :]
+    y = tl.load(y_ptr + place, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
-        y += tl.load(y_ptr + split * y_split + place).to(tl.float32)
+        y += tl.load(y_ptr + split * y_split + place, mask=mask, other=0.0).to(tl.float32)
     return y
 
 
 @triton.jit
 def expanded(
-    y_ptr, y_split, y_row, rank, scale, b_ptr, first_b, row, column, outputs,
+    y_ptr, y_split, y_row, rank, scale, b_ptr, first_y, first_b, row, column, outputs,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `first_b`:
-    `b_step` of the first ranks, loaded before."""
+    """The low-rank product of the rows of a tile at the columns of one linear, [ROWS, COLUMNS] in float32. `first_y`,
+    `first_b`: `y_step` and `b_step` of the first ranks, loaded before."""
     acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     if rank > 0:
-        acc = tl.dot(y_step(y_ptr, y_split, y_row, 0, row, SPLITS).to(first_b.dtype), first_b, input_precision="ieee")
+        acc = tl.dot(first_y.to(first_b.dtype), first_b, input_precision="ieee")
         for start in range(RANK_STEP, rank, RANK_STEP):
             b = b_step(b_ptr, start, rank, column, outputs, RANK_STEP)
-            acc += tl.dot(y_step(y_ptr, y_split, y_row, start, row, SPLITS).to(b.dtype), b, input_precision="ieee")
+            y = y_step(y_ptr, y_split, y_row, start, rank, row, SPLITS)
+            acc += tl.dot(y.to(b.dtype), b, input_precision="ieee")
     return acc * scale
 
 
@@ -154,7 +183,8 @@ def _add_kernel(
     mask = (column < outputs)[None, :]
     place = out_ptr + row[:, None].to(tl.int64) * out_row + column[None, :]
     out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    out += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, row, column, outputs, SPLITS, TILE_ROWS, COLUMNS)
+    y = y_step(y_ptr, y_split, y_row, 0, rank, row, SPLITS)
+    out += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, y, b, row, column, outputs, SPLITS, TILE_ROWS, COLUMNS)
     tl.store(place, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -172,6 +202,18 @@ def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) ->
         tables.rank_cap, PART=part, STEP=128, TILE_ROWS=TILE, num_warps=4,
     )  # fmt: skip
     return y
+
+
+def widened(x_NI: Tensor, adapters: Adapters, linear: int, room: int) -> Tensor:
+    """[x, scale * x A'], as many columns beside x as there is room, zeros beyond a rank."""
+    rows, inputs = x_NI.shape
+    tables = adapters.tables
+    wide_NX = torch.empty(rows, inputs + room, dtype=x_NI.dtype, device=x_NI.device)
+    _widen_kernel[(rows // TILE,)](
+        x_NI, wide_NX, adapters.slot_of_tile, tables.a, tables.rank, tables.scale, tables.linears, linear, inputs, room,
+        STEP=128, ROOM=triton.next_power_of_2(room), TILE_ROWS=TILE, num_warps=4, **overlapping(x_NI.device),
+    )  # fmt: skip
+    return wide_NX
 
 
 def add_low_rank(out_NO: Tensor, y: Tensor, adapters: Adapters, linear: int) -> None:

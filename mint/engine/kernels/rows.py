@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mint.engine.kernels.low_rank import RANK_STEP, TILE, VARYING, Adapters, adapter_at, b_step, expanded
+from mint.engine.kernels.low_rank import RANK_STEP, TILE, VARYING, Adapters, adapter_at, b_step, expanded, y_step
 from mint.engine.kernels.overlap import follow, overlapping
 
 # From here on the card is full with fewer and larger programs of the gate.
@@ -120,10 +120,12 @@ def _gate_kernel(
     place = gate_up_ptr + row[:, None].to(tl.int64) * gate_up_row + column[None, :]
     gate = summed(place, gate_up_split, mask, out_ptr, PARTS)
     up = summed(place + width, gate_up_split, mask, out_ptr, PARTS)
-    gate += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, b, row, column, width, SPLITS, TILE_ROWS, COLUMNS)
+    y = y_step(y_ptr, y_split, y_row, 0, rank, row, SPLITS)
+    gate += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, y, b, row, column, width, SPLITS, TILE_ROWS, COLUMNS)
     y_ptr += y_linear
+    y = y_step(y_ptr, y_split, y_row, 0, up_rank, row, SPLITS)
     up += expanded(
-        y_ptr, y_split, y_row, up_rank, scale, up_b_ptr, up_b, row, column, width, SPLITS, TILE_ROWS, COLUMNS
+        y_ptr, y_split, y_row, up_rank, scale, up_b_ptr, y, up_b, row, column, width, SPLITS, TILE_ROWS, COLUMNS
     )
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
@@ -162,8 +164,11 @@ def _heads_kernel(
     low = summed(place, qkv_split, everywhere, q_ptr, PARTS)
     high = summed(place + HALF, qkv_split, everywhere, q_ptr, PARTS)
     y_ptr += linear * y_linear
-    low += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, low_b, row, in_low, outputs, SPLITS, TILE_ROWS, HALF)
-    high += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, high_b, row, in_high, outputs, SPLITS, TILE_ROWS, HALF)
+    y = y_step(y_ptr, y_split, y_row, 0, rank, row, SPLITS)
+    low += expanded(y_ptr, y_split, y_row, rank, scale, b_ptr, y, low_b, row, in_low, outputs, SPLITS, TILE_ROWS, HALF)
+    high += expanded(
+        y_ptr, y_split, y_row, rank, scale, b_ptr, y, high_b, row, in_high, outputs, SPLITS, TILE_ROWS, HALF
+    )
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     turns = head < heads + kv_heads
     if turns:

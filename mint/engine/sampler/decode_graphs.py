@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.fused import ROOM
 from mint.engine.kernels import decode_state, paged_attention
 from mint.engine.kernels.draw import Draws, State, draw
 from mint.engine.kernels.filters import Filters
@@ -192,7 +191,7 @@ class DecodeGraphs:
         self._source, self._top_k, self._turn = integers(rows), integers(rows), integers(1)
         self._slot_of_tile = integers(rows // TILE)
         self._table = integers(rows, self._max_blocks)
-        self._logits = torch.empty(rows * (self._vocabulary + ROOM), dtype=self._dtype, device=self._device)
+        self._logits = torch.empty(rows * self._vocabulary, dtype=self._dtype, device=self._device)
         numbers = partial(torch.zeros, dtype=torch.float32, device=self._device)
         self._temperature, self._top_p, self._min_p = (numbers(rows) for _ in range(3))
         self._uniform, self._logprobs = (numbers(self._most_steps * rows) for _ in range(2))

@@ -17,7 +17,7 @@ from mint.engine.fused import FusedDecoder, Projection
 from mint.engine.kernels import products
 from mint.engine.kernels import rows as kernels
 from mint.engine.kernels.draw import LowRank
-from mint.engine.kernels.low_rank import TILE, Adapters, add_low_rank, shrink
+from mint.engine.kernels.low_rank import TILE, Adapters, add_low_rank, shrink, widened
 from mint.engine.kernels.rows import Product
 from mint.engine.sampler.paged import BlockStore
 from mint.engine.sampler.slots import AdapterSlots
@@ -40,7 +40,7 @@ class PassRows:
     slot_of_tile: Tensor
     """Each tile's line in the adapters' tables."""
     joined: int | None
-    """The rank up to which A stands below the weights; None: the rows have several adapters."""
+    """The rank for which there is room at the weights; None: the rows have several adapters."""
     attend: AttendRows
 
 
@@ -86,15 +86,15 @@ class KernelPass:
     ) -> tuple[Tensor, LowRank | None]:
         """Logits [N, V] in the model's dtype, in the buffer if one is given, and what has to be added to them yet.
         `adapted`: some adapter sits on the unembedding."""
-        unembedding, outputs = self._fused.unembedding, len(self._fused.unembedding.weight_OI)
-        adapters, number = self._adapters(slot_of_tile), self._slots.first_linear(unembedding)
-        if not adapted or joined is None:
-            logits_NV = self._linear(hidden_NH, unembedding.weight_OI, unembedding.bias_O, buffer)
-            y = shrink(hidden_NH, adapters, number, 1) if adapted else None
-        else:
-            whole = self._linear(hidden_NH, *_with_room(unembedding, joined), buffer)
-            logits_NV, y = whole[:, :outputs], whole[None, :, outputs:].unflatten(2, (1, joined))
-        return logits_NV, None if y is None else LowRank(y, adapters, number, alone=joined is not None)
+        unembedding, adapters = self._fused.unembedding, self._adapters(slot_of_tile)
+        number = self._slots.first_linear(unembedding)
+        if adapted and joined is not None:
+            assert unembedding.wide_OX is not None
+            wide_NX = widened(hidden_NH, adapters, number, joined)
+            weight_OX = unembedding.wide_OX[:, : wide_NX.shape[1]]
+            return self._linear(wide_NX, weight_OX, unembedding.bias_O, buffer), None
+        logits_NV = self._linear(hidden_NH, unembedding.weight_OI, unembedding.bias_O, buffer)
+        return logits_NV, LowRank(shrink(hidden_NH, adapters, number, 1), adapters, number) if adapted else None
 
     def logits(
         self, hidden_NH: Tensor, slot_of_tile: Tensor, adapted: bool, joined: int | None, buffer: Tensor | None = None

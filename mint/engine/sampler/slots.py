@@ -2,7 +2,8 @@
 
 A new policy is samplable when its addresses are written, and sequences of older ones go on beside it. A is read where
 it lies, B from a turned copy. Line 0 is the base model. Where all rows of a pass have one adapter, its A stands below
-the base weights as well, in the room left there: x A' is then part of the matrix product.
+the base weights as well, in the room left there: x A' is then part of the matrix product. Of the unembedding's it is B,
+beside the weights: all of what it adds is.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ class AdapterSlots:
     def __init__(self, fused: FusedDecoder) -> None:
         self._device, self._dtype = fused.embedding.device, fused.embedding.dtype
         self._numbers: dict[str, int] = {}
-        self._projections = [*chain.from_iterable(layer.projections for layer in fused.layers), fused.unembedding]
-        for projection in self._projections:
+        self._projections = list(chain.from_iterable(layer.projections for layer in fused.layers))
+        self._unembedding = fused.unembedding
+        for projection in (*self._projections, self._unembedding):
             self._count(projection)
         self.tables = Tables(_FIRST_LINES, len(self._numbers), TILE, self._device)
         """Another object when it had to grow: whatever was recorded with the old one is void."""
         self._lines: dict[Adapter, int] = {}
         self._held: dict[int, list[Tensor]] = {}  # what the addresses of a line point to
         self._free = list(range(_FIRST_LINES - 1, 0, -1))
-        self._standing: Adapter | None = None  # whose A stands below the weights
+        self._has_room = self._unembedding.wide_OX is not None
+        self._standing: Adapter | None = None  # whose matrices stand there
         self._rooms: dict[int, dict[str, Tensor]] = {}  # by rank in whole steps: the room of each linear
 
     def first_linear(self, projection: Projection) -> int:
@@ -51,14 +54,15 @@ class AdapterSlots:
         return {None: 0} | {adapter: self._lines[adapter] for adapter in wanted}
 
     def join(self, adapters: Iterable[Adapter | None]) -> int | None:
-        """If the rows of a pass have one adapter among them at most, puts its A below the weights; the rank, in whole
-        steps, or None if there are several or no room for it."""
-        wanted = {adapter for adapter in adapters if adapter is not None}
-        if len(wanted) > 1 or any(projection.roomy_OI is None for projection in self._projections):
+        """If all rows of a pass have one adapter, puts it into the room at the weights; the rank, in whole steps, 0 for
+        the base model. None if there are several, the base model among them (what it multiplies by zero might be no
+        number), or no room for it."""
+        wanted = set(adapters)
+        if len(wanted) > 1 or not self._has_room:
             return None
-        if not wanted:
-            return 0
         adapter = wanted.pop()
+        if adapter is None:
+            return 0
         rank = -(-adapter.config.rank // TILE) * TILE
         if rank > ROOM:
             return None
@@ -69,12 +73,18 @@ class AdapterSlots:
     @torch.no_grad()
     def _stand(self, adapter: Adapter, rank: int) -> None:
         rooms = self._rooms.get(rank) or self._rooms.setdefault(rank, self._rooms_of(rank))
-        held = adapter.config.rank
-        targets, sources = [rooms[path] for path in adapter.weights], [down for down, _ in adapter.weights.values()]
-        if held < rank:  # what another left there must not be multiplied, not even by zero
+        held, below = adapter.config.rank, [path for path in adapter.weights if path != UNEMBEDDING]
+        targets, sources = [rooms[path] for path in below], [adapter.weights[path][0] for path in below]
+        if below and held < rank:  # what another left there must not be multiplied, not even by zero
             torch._foreach_zero_(targets)
             targets = [target[:held] for target in targets]
-        torch._foreach_copy_(targets, sources, non_blocking=True)
+        if below:
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        if UNEMBEDDING in adapter.weights:
+            assert self._unembedding.wide_OX is not None
+            beside_OR = self._unembedding.wide_OX[:, self._unembedding.weight_OI.shape[1] :][:, :rank]
+            beside_OR[:, held:] = 0
+            beside_OR[:, :held] = adapter.weights[UNEMBEDDING][1]
         self._standing = adapter
 
     def _rooms_of(self, rank: int) -> dict[str, Tensor]:

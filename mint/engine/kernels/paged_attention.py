@@ -37,7 +37,8 @@ def _decode_kernel(
     GROUP: tl.constexpr, GROUP_UP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK_: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    place, kv_head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Heads first: what those of one sequence read lies side by side in memory.
+    kv_head, place, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(active_ptr + place).to(tl.int64)
     line = tl.maximum(tl.load(line_ptr + place), 0).to(tl.int64)
     length = tl.load(length_ptr + line)
@@ -165,7 +166,7 @@ def decode(
     if chunks > 1:
         part = torch.empty(len(q_NHD), heads, chunks, size, dtype=torch.float32, device=q_NHD.device)
         peak = torch.empty(len(q_NHD), heads, chunks, 2, dtype=torch.float32, device=q_NHD.device)
-    _decode_kernel[(len(active_A), kv_heads, chunks)](
+    _decode_kernel[(kv_heads, len(active_A), chunks)](
         q_NHD, *cache, out_NHD, part, peak, active_A, line_A, table_LM, length_L, table_LM.shape[1], heads,
         kv_heads, window or _NO_WINDOW, scale, chunks, GROUP=group, GROUP_UP=max(8, triton.next_power_of_2(group)),
         SIZE=size, BLOCK=block, CHUNK_=CHUNK, SPLITS=chunks > 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from operator import index
 from typing import Literal
 
@@ -41,7 +42,7 @@ class ModelInput:
         return cls([])
 
     def to_ints(self) -> list[int]:
-        return [int(t) for chunk in self.chunks for t in chunk.tokens]
+        return list(chain.from_iterable(map(int, chunk.tokens) for chunk in self.chunks))
 
     @property
     def length(self) -> int:
@@ -62,7 +63,7 @@ def _token_ids(tokens: object) -> list[int]:
         raise BadRequest(f"from_ints takes a list of token ids, got a mapping of {list(tokens)}; take ['input_ids'].")
     if isinstance(tokens, Iterable):
         with suppress(TypeError):
-            return [index(token) for token in tokens]
+            return list(map(index, tokens))
     raise BadRequest(
         f"from_ints takes one flat list of token ids, got {tokens!r:.60}; tokenizer.encode(text) makes one of a text."
     )

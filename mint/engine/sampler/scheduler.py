@@ -66,7 +66,7 @@ class Scheduler:
         self._places = 0  # samples that run, those that stand behind a sequence included
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=_age)
+        _put_by_age(self.waiting, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a finished or unwanted sequence out and frees its blocks."""
@@ -81,7 +81,8 @@ class Scheduler:
         # Oldest first: whoever has to give way is younger, so it has not been planned yet.
         for sequence in list(self.running):
             if sequence.running and _is_decoding(sequence) and self._make_room(sequence, plan):
-                self._plan(plan, sequence, 1)
+                self._publish(sequence, sequence.computed + 1)
+                plan.work.append(Work(sequence, 1, [sequence]))
                 budget -= 1
         decoding = len(plan.work)
         self._plan_prompts(plan, budget)
@@ -188,7 +189,7 @@ class Scheduler:
         leader.copies = 1
         for fork in forks:
             self.cache.share(fork.blocks)
-            insort(self.running, fork, key=_age)
+            _put_by_age(self.running, fork)
         return forks
 
     def _make_room(self, sequence: Sequence, plan: Plan) -> bool:
@@ -253,12 +254,19 @@ class Scheduler:
         sequence = self.waiting.pop(0)
         sequence.running = True
         self._places += sequence.copies
-        insort(self.running, sequence, key=_age)
+        _put_by_age(self.running, sequence)
         return sequence
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.arrival
+
+
+def _put_by_age(sequences: list[Sequence], sequence: Sequence) -> None:
+    if sequences and sequences[-1].arrival > sequence.arrival:
+        insort(sequences, sequence, key=_age)
+    else:  # the youngest, as most are
+        sequences.append(sequence)
 
 
 def _left_after(work: Work) -> int:

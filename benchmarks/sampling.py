@@ -3,11 +3,12 @@
     python benchmarks/sampling.py [--device cuda] [--against transformers] [--sweep] [--out benchmarks/results/...json]
 
 Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
-because a busy machine only ever makes a round slower. Both have the same random weights and a rank-16 LoRA on every
-linear of the layers (ours on the unembedding as well). On the CPU ours uses the cores there are, or OMP_NUM_THREADS of
-them; the peer runs with one thread and with as many, and its better figure counts. With `--device cuda` the peer runs
-one round, and there are also: draws with filters, the deterministic mode, how far the sampler's log-probs are from the
-trainer's, and how long it takes from an optimizer step until the new policy can be sampled. The last line is JSON.
+because a busy machine only ever makes a round slower. The clock starts when the prompts are there (of ours: the
+requests, which a client makes). Both have the same random weights and a rank-16 LoRA on every linear of the layers
+(ours on the unembedding as well). On the CPU ours uses the cores there are, or OMP_NUM_THREADS of them; the peer runs
+with one thread and with as many, and its better figure counts. With `--device cuda` the peer runs one round, and there
+are also: draws with filters, the deterministic mode, how far the sampler's log-probs are from the trainer's, and how
+long it takes from an optimizer step until the new policy can be sampled. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,17 +89,13 @@ class Ours:
                 up.normal_(std=0.01)
         return adapter
 
-    def sample(
-        self, prompts: list[list[int]], samples: int, tokens: int, adapters: list[Adapter], **filters: Any
-    ) -> list[Any]:
+    def sample(self, requests: list[SampleRequest], adapters: list[Adapter]) -> list[Any]:
         answers: dict[int, SampleResponse] = {}
-        for n, prompt in enumerate(prompts):
-            params = SamplingParams(max_tokens=tokens, seed=n, stop=[], **filters)
-            request = SampleRequest(ModelInput.from_ints(prompt), params, samples)
+        for n, request in enumerate(requests):
             self.sampler.add(request, adapters[n % len(adapters)], lambda answer, n=n: answers.__setitem__(n, answer))  # type: ignore[misc]
         while self.sampler.has_work:
             self.sampler.step()
-        return [answers[n] for n in range(len(prompts))]
+        return [answers[n] for n in range(len(requests))]
 
 
 class Peer:
@@ -126,6 +124,12 @@ class Peer:
             )  # fmt: skip
 
 
+def requests_of(prompts: list[list[int]], samples: int, tokens: int, **filters: Any) -> list[SampleRequest]:
+    """What a client sends."""
+    params = [SamplingParams(max_tokens=tokens, seed=n, stop=[], **filters) for n in range(len(prompts))]
+    return [SampleRequest(ModelInput.from_ints(p), of, samples) for p, of in zip(prompts, params, strict=True)]
+
+
 def prompts_of(rng: np.random.Generator, lengths: list[int], vocabulary: int) -> list[list[int]]:
     return [rng.integers(3, vocabulary, length).tolist() for length in lengths]
 
@@ -145,18 +149,17 @@ def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: i
     rng = np.random.default_rng(0)
     adapter = ours.adapter().snapshot(ours.model.dtype)
     vocabulary = ours.model.facts.vocab_size
-    sides: list[Callable[[list[list[int]], int], Any]] = [
-        lambda prompts, count: ours.sample(prompts, samples, count, [adapter], **filters),
-        *(lambda prompts, count, peer=peer: peer.sample(prompts, samples, count) for peer in peers),  # type: ignore[misc]
+    sides: list[Callable[[list[list[int]], int], Callable[[], Any]]] = [
+        lambda prompts, count: partial(ours.sample, requests_of(prompts, samples, count, **filters), [adapter]),
+        *(lambda prompts, count, peer=peer: partial(peer.sample, prompts, samples, count) for peer in peers),  # type: ignore[misc]
     ]
     for number, side in enumerate(sides):
-        side(prompts_of(rng, lengths, vocabulary), 2 if number else min(tokens, 24))
+        side(prompts_of(rng, lengths, vocabulary), 2 if number else min(tokens, 24))()
     rounds_of: list[list[float]] = [[] for _ in sides]
     for number in range(rounds):
         running = sides[:1] if number and device.torch_device.type == "cuda" else sides
         for side, times in zip(running, rounds_of, strict=False):
-            prompts = prompts_of(rng, lengths, vocabulary)
-            times.append(seconds(lambda side=side, prompts=prompts: side(prompts, tokens), device))  # type: ignore[misc]
+            times.append(seconds(side(prompts_of(rng, lengths, vocabulary), tokens), device))
     took = {"ours": rounds_of[0]}
     if peers:
         took["transformers_peft"] = min(rounds_of[1:], key=min)
@@ -191,7 +194,6 @@ def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     """How cost grows with the batch, the context, the adapters in a batch and their rank. Every row has a prompt of its
     own on a GPU; on a CPU, where reading so many would hide the rest, those of an adapter are samples of one."""
     rng = np.random.default_rng(1)
-    tokens = 64 if large else 16
     base, few = (128, 32) if large else (64, 8)
     longest = 8192 if large else 8000  # the small model's context is 8,192, with what is drawn
     plans: list[tuple[str, int, int, int, int, int]] = []  # (axis, value, batch, context, adapters, rank)
@@ -199,27 +201,42 @@ def sweep(ours: Ours, device: Device, large: bool) -> Iterator[dict[str, Any]]:
     plans += [("context", n, few, n, 1, 16) for n in (128, 512, 2048, longest)]
     plans += [("adapters", n, base, 128, n, 16) for n in (1, 4, 16, 64)]
     plans += [("rank", n, base, 128, 1, n) for n in (1, 8, 16, 64, 128)]
-    for axis, value, batch, context, adapters, rank in plans:
-        samples = 1 if large else batch // adapters
-        one = ours.adapter(rank)
-        held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
-        times: dict[int, list[float]] = {1: [], tokens + 1: []}
-        for number in range(2 if large else 4):
-            for count, found in times.items():
-                prompts = prompts_of(rng, [context] * (batch // samples), ours.model.facts.vocab_size)
-                took = seconds(lambda p=prompts, s=samples, c=count, h=held: ours.sample(p, s, c, h), device)  # type: ignore[misc]
-                found += [took] if number else []  # the first round warms up
-        first, all_of_it = min(times[1]), min(times[tokens + 1])
-        row = {
-            "axis": axis, "value": value, "batch": batch, "context": context, "adapters": adapters, "rank": rank,
-            "prompts_ms": 1e3 * first, "ms_per_step": 1e3 * (all_of_it - first) / tokens,
-        }  # fmt: skip
+    measured: dict[tuple[int, ...], dict[str, float]] = {}
+    for axis, value, *plan in plans:
+        if tuple(plan) not in measured:
+            measured[tuple(plan)] = _point(ours, device, rng, large, *plan)
+        batch, context, adapters, rank = plan
+        row = {"axis": axis, "value": value, "batch": batch, "context": context, "adapters": adapters, "rank": rank}
+        row |= measured[tuple(plan)]
         yield row
         print(
             "{axis:>9} {value:>5}: {ms_per_step:8.2f} ms a step, prompts {prompts_ms:8.1f} ms".format(**row), flush=True
         )
-        for adapter in held:
-            ours.sampler.forget(adapter)
+
+
+def _point(
+    ours: Ours,
+    device: Device,
+    rng: np.random.Generator,
+    large: bool,
+    batch: int,
+    context: int,
+    adapters: int,
+    rank: int,
+) -> dict[str, float]:
+    tokens, samples = (64, 1) if large else (16, batch // adapters)
+    one = ours.adapter(rank)
+    held = [one.snapshot(ours.model.dtype) for _ in range(adapters)]  # equal, but nobody knows
+    times: dict[int, list[float]] = {1: [], tokens + 1: []}
+    for number in range(4):
+        for count, found in times.items():
+            prompts = prompts_of(rng, [context] * (batch // samples), ours.model.facts.vocab_size)
+            took = seconds(partial(ours.sample, requests_of(prompts, samples, count), held), device)
+            found += [took] if number else []  # the first round warms up
+    for adapter in held:
+        ours.sampler.forget(adapter)
+    first, all_of_it = min(times[1]), min(times[tokens + 1])
+    return {"prompts_ms": 1e3 * first, "ms_per_step": 1e3 * (all_of_it - first) / tokens}
 
 
 def agreement(ours: Ours) -> dict[str, float]:
@@ -227,7 +244,7 @@ def agreement(ours: Ours) -> dict[str, float]:
     model, rng = ours.model, np.random.default_rng(2)
     policy = ours.adapter().snapshot(model.dtype)
     lengths = rng.integers(16, 200, 64).tolist()
-    answers = ours.sample(prompts_of(rng, lengths, model.facts.vocab_size), 2, 64, [policy])
+    answers = ours.sample(requests_of(prompts_of(rng, lengths, model.facts.vocab_size), 2, 64), [policy])
     rng = np.random.default_rng(2)
     rng.integers(16, 200, 64)
     prompts = prompts_of(rng, lengths, model.facts.vocab_size)
@@ -257,7 +274,7 @@ def refresh(ours: Ours, device: Device) -> dict[str, float]:
     whatever the sampler does when it first meets it."""
     adapter = ours.adapter()
     optimizer = AdamW(adapter)
-    prompt = [[5, 6, 7]]
+    one_token = requests_of([[5, 6, 7]], 1, 1)
     copies, first, known = [], [], []
     for _ in range(6):
         adapter.accumulate(torch.randn_like(adapter.values_P))
@@ -266,8 +283,8 @@ def refresh(ours: Ours, device: Device) -> dict[str, float]:
         copies.append(seconds(lambda held=held: held.append(adapter.snapshot(ours.model.dtype)), device))  # type: ignore[misc]
         checked = seconds(lambda held=held: check_copy(adapter, held[0]), device)  # type: ignore[misc]
         copies[-1] += checked
-        first.append(seconds(lambda held=held: ours.sample(prompt, 1, 1, held), device))  # type: ignore[misc]
-        known.append(seconds(lambda held=held: ours.sample(prompt, 1, 1, held), device))  # type: ignore[misc]
+        first.append(seconds(partial(ours.sample, one_token, held), device))
+        known.append(seconds(partial(ours.sample, one_token, held), device))
     copy, meets = (1e3 * statistics.median(times[1:]) for times in (copies, first))
     return {
         "snapshot_ms": copy,

@@ -197,8 +197,8 @@ def _computed_again(run: Callable[..., Tensor], *inputs: Any) -> Tensor:
     try:
         return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
     except BaseException as error:
-        # Before 2.13 torch stops noting what is saved when a frame of its own goes; whoever holds the error, to try once
-        # more or for a log, would have the next pass noted too.
+        # Before 2.13 torch stops noting what is saved when a frame of its own goes; whoever holds the error, to try
+        # once more or for a log, would have the next pass noted too.
         traceback.clear_frames(error.__traceback__)
         raise
 

@@ -99,32 +99,6 @@ def _shrink_kernel(
         tl.store(y_ptr + place, acc)
 
 
-@triton.jit(do_not_specialize=VARYING)
-def _widen_kernel(
-    x_ptr, out_ptr, slot_of_tile, a_table, rank_table, scale_table, table_width, linear_number, inputs, room,
-    STEP: tl.constexpr, ROOM: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    slot = tl.load(slot_of_tile + tile).to(tl.int64)
-    entry = slot * table_width + linear_number
-    rank, scale = tl.load(rank_table + entry), tl.load(scale_table + slot)
-    dtype = x_ptr.dtype.element_ty
-    a_ptr = tl.multiple_of(tl.load(a_table + entry).to(tl.pointer_type(dtype)), 16)
-    row = (tile * TILE_ROWS + tl.arange(0, TILE_ROWS))[:, None].to(tl.int64)
-    r = tl.arange(0, ROOM)
-    out = out_ptr + row * (inputs + room)
-    acc = tl.zeros([TILE_ROWS, ROOM], dtype=tl.float32)
-    follow(OVERLAPS)
-    for start in range(0, inputs, STEP):
-        k = start + tl.arange(0, STEP)
-        x = tl.load(x_ptr + row * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
-        mask = (k < inputs)[:, None] & (r < rank)[None, :]
-        a = tl.load(a_ptr + r[None, :] * inputs + k[:, None], mask=mask, other=0.0)
-        tl.store(out + k[None, :], x, mask=(k < inputs)[None, :])
-        acc += tl.dot(x, a, input_precision="ieee")
-    tl.store(out + inputs + r[None, :], (acc * scale).to(dtype), mask=(r < room)[None, :])
-
-
 @triton.jit
 def adapter_at(slot, number, b_table, rank_table, scale_table, table_width, like_ptr):
     """Rank, scale and the address of B' of the linear `number` in a line of the tables."""
@@ -170,6 +144,26 @@ def expanded(
 
 
 @triton.jit(do_not_specialize=VARYING)
+def _widen_kernel(
+    x_ptr, y_ptr, y_split, y_row, out_ptr, slot_of_tile, rank_table, scale_table, table_width, linear_number, inputs,
+    room, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot = tl.load(slot_of_tile + tile).to(tl.int64)
+    rank, scale = tl.load(rank_table + slot * table_width + linear_number), tl.load(scale_table + slot)
+    row = (tile * TILE_ROWS + tl.arange(0, TILE_ROWS))[:, None].to(tl.int64)
+    follow(OVERLAPS)
+    x = tl.load(x_ptr + row * inputs + column[None, :], mask=(column < inputs)[None, :], other=0.0)
+    r = column - inputs
+    y = tl.zeros([TILE_ROWS, COLUMNS], dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        mask = ((r >= 0) & (r < rank))[None, :]
+        y += tl.load(y_ptr + split * y_split + row * y_row + r[None, :], mask=mask, other=0.0)
+    wide = tl.where((column < inputs)[None, :], x, (y * scale).to(x.dtype))
+    tl.store(out_ptr + row * (inputs + room) + column[None, :], wide, mask=(column < inputs + room)[None, :])
+
+
+@triton.jit(do_not_specialize=VARYING)
 def _add_kernel(
     out_ptr, out_row, y_ptr, y_split, y_row, slot_of_tile, b_table, rank_table, scale_table, table_width, linear_number,
     outputs, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
@@ -207,11 +201,11 @@ def shrink(x_NI: Tensor, adapters: Adapters, first_linear: int, linears: int) ->
 def widened(x_NI: Tensor, adapters: Adapters, linear: int, room: int) -> Tensor:
     """[x, scale * x A'], as many columns beside x as there is room, zeros beyond a rank."""
     rows, inputs = x_NI.shape
-    tables = adapters.tables
+    tables, y = adapters.tables, shrink(x_NI, adapters, linear, 1)
     wide_NX = torch.empty(rows, inputs + room, dtype=x_NI.dtype, device=x_NI.device)
-    _widen_kernel[(rows // TILE,)](
-        x_NI, wide_NX, adapters.slot_of_tile, tables.a, tables.rank, tables.scale, tables.linears, linear, inputs, room,
-        STEP=128, ROOM=triton.next_power_of_2(room), TILE_ROWS=TILE, num_warps=4, **overlapping(x_NI.device),
+    _widen_kernel[(rows // TILE, triton.cdiv(inputs + room, 256))](
+        x_NI, y, *y.stride()[:2], wide_NX, adapters.slot_of_tile, tables.rank, tables.scale, tables.linears, linear,
+        inputs, room, SPLITS=len(y), COLUMNS=256, TILE_ROWS=TILE, num_warps=4, **overlapping(x_NI.device),
     )  # fmt: skip
     return wide_NX
 

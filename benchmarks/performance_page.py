@@ -161,15 +161,19 @@ def server_calls(told: Result) -> str:
 
 
 def server_work(told: Result) -> str:
-    work, both, two, cold = told["work"], told["step"], told["tenants"]["mint"], told["cold"]
+    work, two, cold = told["work"], told["tenants"]["mint"], told["cold"]
     step = "processor time of that step: client, server, engine; share of client and server"
-    clock = f"{both['engine']:.0f}, {both['mint']:.0f} ms; {both['added_share']:+.1%}"
+    clock, larger = (
+        f"{both['engine']:.0f}, {both['mint']:.0f} ms; {both['added_share']:+.1%}"
+        for both in (told["step"], told["larger_step"])
+    )
     spent = f"{work['client']:.0f}, {work['server']:.0f}, {work['engine']:.0f} ms; {work['path_share']:.1%}"
     return table(
         ["", ""],
         [
-            ("a GRPO step by the clock: straight to the engine, through client and server; added", clock),
+            ("8 prompts x 4 x 16 tokens by the clock: straight to the engine, through client and server; added", clock),
             (step, spent),
+            ("16 prompts x 8 x 64 tokens by the clock, likewise", larger),
             ("a thousand samples asked for at once by one client", f"{told['crowd']['mint']:.1f} s"),
             ("two clients stepping at once, over one alone", f"{two['ratio']:.2f}"),
             ("from nothing to the first training client, then to the first sample", _seconds(cold)),

@@ -5,6 +5,7 @@
 - calls: milliseconds of a sample of one token, a forward_backward of one short datum and an optim_step, through client
   and server, beside the same calls made straight to an engine process; the difference is what the path adds.
 - step: milliseconds of one GRPO step (8 prompts x 4 x 16 tokens) by the clock, both ways, by turns.
+- larger_step: the same of 16 prompts x 8 x 64 tokens, which is still a small one.
 - work: processor milliseconds of client, server and engine for such a step, which a busy machine does not change much.
 - crowd: a thousand samples asked for at once by one client.
 - tenants: two clients stepping at once, over one alone.
@@ -24,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,7 @@ def main() -> None:
             "hardware": facts,
             "calls": calls(model, asked.calls, others),
             "step": both_steps(work),
+            "larger_step": both_steps(replace(work, prompts=16, group=8, tokens=64), steps=16),
             "work": work_of_a_step(work),
             "crowd": {side: crowd(*where) for side, where in sides.items()},
             "tenants": {side: tenants(service, work, name) for side, (service, name) in sides.items()},
@@ -255,7 +258,7 @@ def show(result: dict[str, Any]) -> None:
     for name, times in result["calls"].items():
         table.add_row(name, *(f"{value:.2f}" for value in times.values()))
     console.print(table)
-    for section in ("step", "work", "crowd", "tenants", "cold"):
+    for section in ("step", "larger_step", "work", "crowd", "tenants", "cold"):
         console.print(section, {k: round(v, 3) if isinstance(v, float) else v for k, v in result[section].items()})
 
 

@@ -75,6 +75,12 @@ def assert_same(found: tuple[Tensor, Tensor], logits_MV: Tensor, params: plain.D
     assert float((found[1] - logprobs).abs().max()) < 1e-4
 
 
+@pytest.fixture(autouse=True, params=["few draws", "many draws"])
+def _as_if_they_were(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a program takes one piece of the vocabulary, or several."""
+    monkeypatch.setattr(kernels, "_MANY_DRAWS", 1 if request.param == "many draws" else 10**9)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("temperature", [[1.0], [0.7, 0.0, 1.0, 2.5, 1e-6]])
 def test_a_draw_inverts_the_distribution_of_its_row(dtype: torch.dtype, temperature: list[float]) -> None:

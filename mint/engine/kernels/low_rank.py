@@ -155,9 +155,9 @@ def _widen_kernel(
     follow(OVERLAPS)
     x = tl.load(x_ptr + row * inputs + column[None, :], mask=(column < inputs)[None, :], other=0.0)
     r = column - inputs
+    mask = ((r >= 0) & (r < rank))[None, :]
     y = tl.zeros([TILE_ROWS, COLUMNS], dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        mask = ((r >= 0) & (r < rank))[None, :]
         y += tl.load(y_ptr + split * y_split + row * y_row + r[None, :], mask=mask, other=0.0)
     wide = tl.where((column < inputs)[None, :], x, (y * scale).to(x.dtype))
     tl.store(out_ptr + row * (inputs + room) + column[None, :], wide, mask=(column < inputs + room)[None, :])

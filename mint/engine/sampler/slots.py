@@ -2,8 +2,8 @@
 
 A new policy is samplable when its addresses are written, and sequences of older ones go on beside it. A is read where
 it lies, B from a turned copy. Line 0 is the base model. Where all rows of a pass have one adapter, its A stands below
-the base weights as well, in the room left there: x A' is then part of the matrix product. Of the unembedding's it is B,
-beside the weights: all of what it adds is.
+the base weights as well, in the room left there: x A' is then part of the matrix product. The unembedding has its B
+beside the weights instead, and all that it adds is part of the product.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class AdapterSlots:
         rooms = self._rooms.get(rank) or self._rooms.setdefault(rank, self._rooms_of(rank))
         held, below = adapter.config.rank, [path for path in adapter.weights if path != UNEMBEDDING]
         targets, sources = [rooms[path] for path in below], [adapter.weights[path][0] for path in below]
-        if below and held < rank:  # what another left there must not be multiplied, not even by zero
-            torch._foreach_zero_(targets)
-            targets = [target[:held] for target in targets]
         if below:
+            if held < rank:  # what another left there must not be multiplied, not even by zero
+                torch._foreach_zero_(targets)
+                targets = [target[:held] for target in targets]
             torch._foreach_copy_(targets, sources, non_blocking=True)
         if UNEMBEDDING in adapter.weights:
             assert self._unembedding.wide_OX is not None

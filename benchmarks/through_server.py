@@ -1,18 +1,18 @@
 """Training and sampling through client and server, beside transformers + PEFT in process, on a CPU.
 
-    python benchmarks/through_server.py [--shape small] [--cases even single] [--rounds 3] [--out FILE]
+    python benchmarks/through_server.py [--shape small] [--cases even single] [--rounds 3] [--bfloat16] [--out FILE]
 
 Everything a user pays is in our figures: the client, the wire, the server, its journal and the engine, with the threads
 the engine chooses. The peer runs in this process with one thread and with all cores, and its better figure counts. The
 sides take turns; the fastest round of each counts, because a busy machine only ever makes a round slower. Both have the
-same random weights and a rank-16 LoRA on every linear of attention and MLP. The last line is JSON.
+same random weights and a rank-16 LoRA on every linear of attention and MLP, in float32, or with --bfloat16 in that
+format: ours served so, and the peer with all of its tensors so. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +29,8 @@ from shapes import SHAPES, hardware, save_model
 from training import RAGGED, Case, Peft
 
 import mint
-from mint import types
+from mint import local, types
 from mint.engine.device import Device
-
-CPU = Device(torch.device("cpu"), torch.float32, "chosen for a benchmark")
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,9 @@ WORK: dict[str, list[Case | Sampling]] = {
 class Ours:
     """A local server with the model, through the client."""
 
-    def __init__(self, folder: str, vocab: int) -> None:
+    def __init__(self, service: mint.ServiceClient, folder: str, vocab: int) -> None:
         self._vocab = vocab
-        self._trainer = mint.ServiceClient().create_lora_training_client(
-            base_model=folder, rank=16, seed=0, train_unembed=False
-        )
+        self._trainer = service.create_lora_training_client(base_model=folder, rank=16, seed=0, train_unembed=False)
         self._policy = self._trainer.save_weights_and_get_sampling_client()
 
     def prepare(self, work: Case | Sampling) -> Callable[[], None]:
@@ -91,14 +87,15 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, folder: str, vocab: int, threads: int) -> None:
+    def __init__(self, folder: str, vocab: int, threads: int, dtype: torch.dtype) -> None:
         self._folder, self._vocab, self._threads = folder, vocab, threads
+        self._device = Device(torch.device("cpu"), dtype, "chosen for a benchmark")
 
     def prepare(self, work: Case | Sampling) -> Callable[[], None]:
         if isinstance(work, Case):
-            run = Peft(self._folder, CPU.torch_device, CPU.dtype, len(work.data)).prepare(work)
+            run = Peft(self._folder, self._device.torch_device, self._device.dtype, len(work.data)).prepare(work)
         else:
-            peer, rng = Peer(self._folder, CPU, self._threads), np.random.default_rng(0)
+            peer, rng = Peer(self._folder, self._device, self._threads), np.random.default_rng(0)
 
             def run() -> None:
                 peer.sample(prompts_of(rng, list(work.prompts), self._vocab), work.samples, work.tokens)
@@ -108,6 +105,12 @@ class Theirs:
             run()
 
         return threaded
+
+
+def serve(data: Path, bfloat16: bool) -> mint.ServiceClient:
+    flags = ["--port", "0", "--data", str(data), "--local", *(["--bfloat16"] if bfloat16 else [])]
+    address = local.LocalServer([*local.COMMAND, *flags], data).wait_until_ready()
+    return mint.ServiceClient(base_url=address.base_url, api_key=address.api_key)
 
 
 def tokens_of(work: Case | Sampling) -> int:
@@ -136,16 +139,18 @@ def main() -> None:
     parser.add_argument("--shape", choices=tuple(WORK), nargs="+", default=list(WORK))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    dtype = torch.bfloat16 if asked.bfloat16 else torch.float32
     result: dict[str, Any] = {"benchmark": "through_server", "hardware": hardware(), "rows": []}
     threads = sorted({1, result["hardware"]["cores"]})
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MINT_HOME"] = str(Path(folder) / "home")
+        service = serve(Path(folder) / "home", asked.bfloat16)
         for shape in asked.shape:
             model, vocab = str(save_model(shape, Path(folder) / shape)), SHAPES[shape].vocab_size
-            sides: dict[str, Ours | Theirs] = {"mint": Ours(model, vocab)}
-            sides |= {f"transformers + PEFT, threads: {n}": Theirs(model, vocab, n) for n in threads}
+            sides: dict[str, Ours | Theirs] = {"mint": Ours(service, model, vocab)}
+            sides |= {f"transformers + PEFT, threads: {n}": Theirs(model, vocab, n, dtype) for n in threads}
             for work in WORK[shape]:
                 if asked.cases and not any(part in work.name for part in asked.cases):
                     continue

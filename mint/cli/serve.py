@@ -61,6 +61,14 @@ def serve(
             "they never do.",
         ),
     ] = False,
+    bfloat16: Annotated[
+        bool,
+        typer.Option(
+            "--bfloat16",
+            help="On a CPU multiply weights in bfloat16, up to twice as fast on a processor with avx512_bf16 "
+            "(docs/performance.md). A GPU always does.",
+        ),
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of run directories, shown under /dashboard.")] = Path("runs"),
     tls_cert: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
@@ -80,6 +88,7 @@ def serve(
         tls_key=tls_key,
         lean=lean,
         deterministic=deterministic,
+        bfloat16=bfloat16,
     )
     _check_keys(config)
     _check_tls(config)
@@ -166,6 +175,7 @@ def run(config: ServerConfig, runs: Path | None) -> None:
         spill=spill,
         lean=config.lean,
         deterministic=config.deterministic,
+        bfloat16=config.bfloat16,
     )
     engine = SupervisedEngine(config.models or None, on_failure=fail, make=make, child=child)
     try:

@@ -27,6 +27,9 @@ class Device:
     reason: str
     steady: bool = False
     """On a GPU: no sample depends on its company, at some cost (docs/determinism.md). On the CPU none ever does."""
+    bfloat16_products: bool = False
+    """On a CPU: weights, and what they are multiplied with, are rounded to bfloat16; all else is `dtype`. On a GPU
+    everything is bfloat16 anyway."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,12 @@ class Threads:
     reason: str
 
 
-def pick_device(steady: bool = False) -> Device:
+def pick_device(steady: bool = False, bfloat16_products: bool = False) -> Device:
     if torch.cuda.is_available():
         reason = f"CUDA is available ({torch.cuda.get_device_name()}); bfloat16 is its fast format with float32's range"
         return Device(torch.device("cuda"), torch.bfloat16, reason, steady)
     reason = "no CUDA device; CPUs compute float32 at full speed, and exact sampler/trainer agreement needs it"
-    return Device(torch.device("cpu"), torch.float32, reason, steady)
+    return Device(torch.device("cpu"), torch.float32, reason, steady, bfloat16_products)
 
 
 def wait_for_gpu() -> None:

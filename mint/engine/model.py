@@ -8,6 +8,7 @@ Shapes: T packed tokens, N rows of hidden states, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from mint.engine.tree import Tree, grow
 from mint.errors import BadRequest, NotFound
 from mint.types import LoraConfig
 
+log = logging.getLogger(__name__)
+
 
 class BaseModel:
     """The weights of one base model, shared by every adapter, by training and by sampling."""
@@ -55,6 +58,8 @@ class BaseModel:
         """`module` is a transformers causal LM whose attention is ours; its linears are replaced here."""
         config = module.config.get_text_config()
         self.device, self.dtype = device.torch_device, device.dtype
+        self.bfloat16_products = device.bfloat16_products
+        """As in `Device`."""
         self._module = module.to(device.torch_device).eval().requires_grad_(False)
         self._decoder = module.get_decoder()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -74,7 +79,7 @@ class BaseModel:
             vocab_size=module.get_input_embeddings().weight.shape[0],
             max_context=config.max_position_embeddings,
             parameters=parameters,
-            dtype=str(device.dtype).removeprefix("torch."),
+            dtype="bfloat16" if device.bfloat16_products else str(device.dtype).removeprefix("torch."),
             device=str(device.torch_device),
         )
         self.linears = _wrap_linears(module, self._decoder, self._current)
@@ -89,10 +94,14 @@ class BaseModel:
             steady.ask_for_strict_sums()
             prepare()  # the native code, compiled meanwhile if need be
         folder = find_folder(name)
+        dtype = torch.bfloat16 if device.bfloat16_products else device.dtype
         module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=device.dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
+            folder, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
         )
-        return cls(name, folder, module, device)
+        model = cls(name, folder, module.to(device.dtype), device)
+        if device.bfloat16_products:
+            model._check_products()
+        return model
 
     def use_threads(self, count: int | None = None) -> None:
         """torch keeps the number by thread: whoever computes says it first. Always the same for a model and a purpose,
@@ -214,6 +223,16 @@ class BaseModel:
             )
         self.head_dim = head_dims.pop()
         self.windows = [getattr(layer, "sliding_window", None) for layer in layers]
+
+    def _check_products(self) -> None:
+        if self.packed is None:
+            raise BadRequest(
+                f"{self.facts.name} ({self.facts.architecture}) cannot be computed in bfloat16 on this CPU: that takes "
+                "a C++ compiler and a model of the Llama, Qwen2 or Qwen3 family of up to 4 GiB in float32. Serve it "
+                "without --bfloat16."
+            )
+        if not self.packed.functions.mint_multiplies_pairs():
+            log.warning("this processor has no instructions for bfloat16 (avx512_bf16): float32 is faster here")
 
     @torch.no_grad()
     def _check_family(self) -> None:

@@ -39,11 +39,13 @@ def make_engine(
     spill: Path | None = None,
     lean: bool = False,
     deterministic: bool = False,
+    bfloat16: bool = False,
 ) -> Backend:
     from mint.engine.device import pick_device
     from mint.engine.engine import Engine
 
-    return Engine(models, pick_device(steady=deterministic), room=max_adapters, spill=spill, lean=lean)
+    device = pick_device(steady=deterministic, bfloat16_products=bfloat16)
+    return Engine(models, device, room=max_adapters, spill=spill, lean=lean)
 
 
 class EngineProcess:

@@ -33,12 +33,13 @@ def test_the_version_is_told() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.strip() == f"mint {__version__}"
 
 
-def test_deterministic_sampling_is_asked_for_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deterministic", "bfloat16", "lean"])
+def test_how_to_compute_is_asked_for_by_flags(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[ServerConfig] = []
     monkeypatch.setattr("mint.cli.serve.run", lambda config, runs: served.append(config))
-    for flags in ([], ["--deterministic"]):
+    for flags in ([], [f"--{name}"]):
         assert CliRunner().invoke(app, ["serve", "--port", "0", "--data", str(tmp_path), *flags]).exit_code == 0
-    assert [config.deterministic for config in served] == [False, True]
+    assert [getattr(config, name) for config in served] == [False, True]
 
 
 def test_listening_to_the_world_without_keys_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

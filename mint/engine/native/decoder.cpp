@@ -60,6 +60,7 @@ struct Buffer {
 // What a pass writes on its way; kept by each thread that calls for the next one.
 struct Workspace {
     Buffer x, normed, low, qkv, seen, gate_up, gated, hidden, logits;
+    std::vector<uint32_t> pairs;
 };
 
 class Pass {
@@ -85,6 +86,7 @@ public:
     // out = x W + bias + up(down x), and what was in `out` too where it is to be added.
     void project(const Matrix& matrix, int64_t projection, Rows x, float* out, bool add) {
         reduce(projection, x, matrix.inputs);
+        const Inputs from = inputs_of(matrix, x);
         const int64_t panels = panels_of(matrix.outputs), across = (panels + PANELS_A_PIECE - 1) / PANELS_A_PIECE;
         const int64_t blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
         const int64_t weights = matrix.outputs * matrix.inputs;
@@ -93,7 +95,7 @@ public:
             const int64_t first = piece / across * ROW_BLOCK, rows = std::min(ROW_BLOCK, rows_ - first);
             const int64_t start = piece % across * PANELS_A_PIECE;
             for (int64_t panel = start; panel < std::min(panels, start + PANELS_A_PIECE); panel++)
-                project_panel(matrix, projection, panel, x, first, rows, out, add);
+                project_panel(matrix, projection, panel, from, first, rows, out, add);
         });
     }
 
@@ -197,17 +199,25 @@ private:
         step_.share(pieces, rows_ * most * inputs >= SHARED_WORK / 4, [&](int64_t piece) {
             const int64_t first = piece * (ROW_BLOCK / 4), rows = std::min(ROW_BLOCK / 4, rows_ - first);
             by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
-                const Rows from{x.start + row * x.stride, x.stride};
-                ::reduce(adapter[projection], from, count, inputs, space_.low.row(row), space_.low.width);
+                ::reduce(adapter[projection], x.from(row), count, inputs, space_.low.row(row), space_.low.width);
             });
         });
     }
 
+    Inputs inputs_of(const Matrix& matrix, Rows x) {
+        if (!matrix.pairs) return {x, {}};
+        const int64_t pairs = pairs_of(matrix.inputs);
+        if (int64_t(space_.pairs.size()) < rows_ * pairs) space_.pairs.resize(rows_ * pairs);
+        uint32_t* room = space_.pairs.data();
+        by_rows([&](int64_t row) { ::inputs_of(matrix, x.from(row), 1, room + row * pairs); });
+        return {x, {room, pairs}};
+    }
+
     void project_panel(
-        const Matrix& matrix, int64_t projection, int64_t panel, Rows x, int64_t first, int64_t rows, float* out, bool add
+        const Matrix& matrix, int64_t projection, int64_t panel, Inputs from, int64_t first, int64_t rows, float* out,
+        bool add
     ) {
-        const Rows from{x.start + first * x.stride, x.stride};
-        ::project_panel(matrix, panel, from, rows, out + first * matrix.outputs, add);
+        ::project_panel(matrix, panel, from.from(first), rows, out + first * matrix.outputs, add);
         by_runs(first, rows, [&](const LowRank* adapter, int64_t row, int64_t count) {
             const Rows reduced{space_.low.row(row), space_.low.width};
             widen(adapter[projection], panel, reduced, count, out + row * matrix.outputs, matrix.outputs);
@@ -278,6 +288,19 @@ int64_t mint_padded(int64_t outputs) { return padded_outputs(outputs); }
 
 void mint_pack(const float* weight_OI, int64_t outputs, int64_t inputs, float* packed) {
     pack(weight_OI, outputs, inputs, inputs, 1, packed);
+}
+
+void mint_pack_pairs(const uint16_t* weight_OI, int64_t outputs, int64_t inputs, uint32_t* packed) {
+    pack_pairs(weight_OI, outputs, inputs, inputs, 1, packed);
+}
+
+// Whether the processor multiplies pairs itself, two products at a time.
+int64_t mint_multiplies_pairs() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
 }
 
 // How many floats of memory an adapter's packed matrices want.

@@ -26,9 +26,9 @@ int64_t piece_of(int64_t inputs) {
     return 192;
 }
 
-template <int ROWS, int VECTORS, typename Number>
+template <int ROWS, int VECTORS, typename Input, typename Number>
 void tile(
-    Rows x, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    RowsOf<Input> x, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     Vector total[ROWS][VECTORS];
@@ -36,12 +36,12 @@ void tile(
         const int64_t stop = std::min(inputs, start + piece);
         Vector sum[ROWS][VECTORS] = {};
         for (int64_t i = start; i < stop; i++) {
-            Vector weight[VECTORS];
+            decltype(load(panel)) weight[VECTORS];
             UNROLLED for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + i * step + v * LANES);
             UNROLLED for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + (i + AHEAD) * step + v * LANES);
             UNROLLED for (int r = 0; r < ROWS; r++) {
-                const Vector input = splat(x.start[r * x.stride + i]);
-                UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
+                const auto input = splat(x.start[r * x.stride + i]);
+                UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] = added(sum[r][v], input, weight[v]);
             }
         }
         UNROLLED for (int r = 0; r < ROWS; r++)
@@ -67,17 +67,16 @@ void tile(
     }
 }
 
-template <int VECTORS, typename Number>
+template <int VECTORS, typename Input, typename Number>
 void panel_product(
-    Rows x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    RowsOf<Input> x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     constexpr int MOST = tile_rows(VECTORS);
     int64_t row = 0;
     const auto some = [&](auto count) {
         constexpr int ROWS = decltype(count)::value;
-        const Rows here{x.start + row * x.stride, x.stride};
-        tile<ROWS, VECTORS>(here, panel, step, inputs, piece, bias, out + row * out_stride, out_stride, add, columns);
+        tile<ROWS, VECTORS>(x.from(row), panel, step, inputs, piece, bias, out + row * out_stride, out_stride, add, columns);
         row += ROWS;
     };
     while (rows - row >= MOST) some(std::integral_constant<int, MOST>{});
@@ -128,9 +127,9 @@ void outer_panel(
     while (left_columns - row >= 1) piece(std::integral_constant<int, 1>{});
 }
 
-template <typename Number>
+template <typename Input, typename Number>
 void any_panel_product(
-    Rows x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
+    RowsOf<Input> x, int64_t rows, const Number* panel, int64_t step, int64_t inputs, int64_t piece, const float* bias, float* out,
     int64_t out_stride, bool add, int64_t columns
 ) {
     switch (vectors_of(columns)) {
@@ -162,6 +161,26 @@ void product(
     any_panel_product(x, rows, panel, step, inputs, piece_of(inputs), bias, out, out_stride, add, columns);
 }
 
+void product(
+    PairRows x, int64_t rows, const uint32_t* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride,
+    bool add, int64_t columns
+) {
+    const int64_t step = padded_outputs(columns), piece = pairs_of(piece_of(inputs));
+    any_panel_product(x, rows, panel, step, pairs_of(inputs), piece, bias, out, out_stride, add, columns);
+}
+
+void round_rows(Rows x, int64_t rows, int64_t inputs, uint32_t* out) {
+    for (int64_t row = 0; row < rows; row++, out += pairs_of(inputs)) {
+        const float* from = x.start + row * x.stride;
+        char* to = reinterpret_cast<char*>(out);
+        for (int64_t i = 0; i < inputs; i += LANES) {
+            const Halves halves = rounded(load(from + i, inputs - i));
+            const int64_t room = 2 * pairs_of(inputs) - i;  // behind an odd input there is a zero
+            std::memcpy(to + 2 * i, &halves, 2 * std::min<int64_t>(LANES, room));
+        }
+    }
+}
+
 void outer(
     Rows left, int64_t left_columns, Rows right, int64_t right_columns, int64_t count, float* out, int64_t out_stride
 ) {
@@ -187,5 +206,21 @@ void pack(const float* weight, int64_t outputs, int64_t inputs, int64_t stride_o
                 packed[i * width + c] = c < columns ? weight[(first + c) * stride_o + i * stride_i] : 0.0f;
         }
         packed += inputs * width;
+    }
+}
+
+void pack_pairs(
+    const uint16_t* weight, int64_t outputs, int64_t inputs, int64_t stride_o, int64_t stride_i, uint32_t* packed
+) {
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+        const int64_t columns = std::min(PANEL, outputs - first), width = vectors_of(columns) * LANES;
+        const auto at = [&](int64_t c, int64_t i) -> uint32_t {
+            return c < columns && i < inputs ? weight[(first + c) * stride_o + i * stride_i] : 0;
+        };
+        for (int64_t pair = 0; pair < pairs_of(inputs); pair++) {
+            for (int64_t c = 0; c < width; c++)
+                packed[pair * width + c] = at(c, 2 * pair) | at(c, 2 * pair + 1) << 16;
+        }
+        packed += pairs_of(inputs) * width;
     }
 }

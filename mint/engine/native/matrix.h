@@ -18,10 +18,19 @@ inline int64_t vectors_of(int64_t columns) { return (columns + LANES - 1) / LANE
 // Outputs of the panels, with those that fill up the last vector.
 inline int64_t padded_outputs(int64_t outputs) { return vectors_of(outputs) * LANES; }
 
-struct Rows {
-    const float* start;
+template <typename Number>
+struct RowsOf {
+    const Number* start;
     int64_t stride;
+
+    RowsOf from(int64_t row) const { return {start + row * stride, stride}; }
 };
+
+using Rows = RowsOf<float>;
+// Inputs rounded to bfloat16, two in a number, the first in its lower half; after an odd one a zero.
+using PairRows = RowsOf<uint32_t>;
+
+inline int64_t pairs_of(int64_t inputs) { return (inputs + 1) / 2; }
 
 // The rows times the first `columns` (at most PANEL) of a panel: out = x W (+ bias) (+ out). `step`: floats from one
 // input's weights to the next one's, as many as the columns fill unless told otherwise; `piece`: inputs summed in one go.
@@ -37,6 +46,15 @@ void product(
     bool add, int64_t columns
 );
 
+// The same in bfloat16: of weights in pairs of inputs, with inputs rounded to it; sums are float32.
+void product(
+    PairRows x, int64_t rows, const uint32_t* panel, int64_t inputs, const float* bias, float* out, int64_t out_stride,
+    bool add, int64_t columns
+);
+
+// The rows one after the other in pairs of inputs.
+void round_rows(Rows x, int64_t rows, int64_t inputs, uint32_t* out);
+
 // out += left^T right over `count` rows of each; each output is summed over the rows in order. Reads whole vectors of
 // `right`, so up to a vector beyond its last number.
 void outer(
@@ -45,3 +63,8 @@ void outer(
 
 // `weight` lies output by output, `stride_i` 1, or input by input, `stride_o` 1.
 void pack(const float* weight, int64_t outputs, int64_t inputs, int64_t stride_o, int64_t stride_i, float* packed);
+
+// The same of weights in bfloat16: panel after panel, pair of inputs after pair, the outputs next to each other.
+void pack_pairs(
+    const uint16_t* weight, int64_t outputs, int64_t inputs, int64_t stride_o, int64_t stride_i, uint32_t* packed
+);

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 
+// Of its weights only the pairs where products are computed in bfloat16.
 struct Matrix {
     const float* packed;
     const uint16_t* halves;  // the same in bfloat16, where that loses nothing
+    const uint32_t* pairs;   // the same in pairs of inputs
     const float* bias;
     int64_t outputs, inputs;
 };

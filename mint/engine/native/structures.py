@@ -14,6 +14,7 @@ class Matrix(Structure):
     _fields_ = (
         ("packed", c_void_p),
         ("halves", c_void_p),
+        ("pairs", c_void_p),
         ("bias", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
@@ -92,7 +93,13 @@ class Adapter(Structure):
 
 
 class Back(Structure):
-    _fields_ = (("weight", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("step", c_int64))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("pairs", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("step", c_int64),
+    )
 
 
 class Model(Structure):
@@ -126,6 +133,8 @@ def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
         "mint_lanes": ([], c_int64),
         "mint_padded": ([c_int64], c_int64),
         "mint_pack": ([c_void_p, c_int64, c_int64, c_void_p], None),
+        "mint_pack_pairs": ([c_void_p, c_int64, c_int64, c_void_p], None),
+        "mint_multiplies_pairs": ([], c_int64),
         "mint_adapter_memory": ([POINTER(Decoder), POINTER(Adapter)], c_int64),
         "mint_pack_adapter": ([POINTER(Decoder), POINTER(Adapter), c_void_p, POINTER(LowRank)], None),
         "mint_hidden": ([POINTER(Decoder), POINTER(Batch), c_void_p], None),
@@ -133,6 +142,7 @@ def declare(functions: ctypes.CDLL) -> ctypes.CDLL:
         "mint_draw": ([c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
         "mint_decode": ([POINTER(Decoder), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p], None),
         "mint_pack_back": ([c_void_p, c_int64, c_int64, c_void_p], None),
+        "mint_pack_pairs_back": ([c_void_p, c_int64, c_int64, c_void_p], None),
         "mint_training_memory": ([POINTER(Model), POINTER(MicroBatch)], c_int64),
         "mint_training_forward": ([POINTER(Model), POINTER(MicroBatch), c_void_p], None),
         "mint_training_backward": ([POINTER(Model), POINTER(MicroBatch), c_void_p, c_void_p], None),

@@ -80,6 +80,10 @@ void mint_pack_back(const float* weight_OI, int64_t outputs, int64_t inputs, flo
     pack(weight_OI, inputs, outputs, 1, inputs, packed);
 }
 
+void mint_pack_pairs_back(const uint16_t* weight_OI, int64_t outputs, int64_t inputs, uint32_t* packed) {
+    pack_pairs(weight_OI, inputs, outputs, 1, inputs, packed);
+}
+
 // How many floats of memory a pass wants.
 int64_t mint_training_memory(const Model* model, const MicroBatch* batch) { return TrainingPass(*model, *batch).used(); }
 

@@ -35,7 +35,7 @@ public:
         // With an adapter of its own the unembedding needs its logits on the way back.
         if (!live || !batch_.keep || projections_.low_rank(number_)) return;
         float* means = space_.means + first * width;
-        product_back(model_.back[number_], {start, vocabulary}, rows, means);
+        product_back(model_.back[number_], {start, vocabulary}, rows, means, space_.pairs);
         for (int64_t n = 0; n < rows; n++) {
             const Vector share = splat(float(1.0 / sums[n]));
             float* mean = means + n * width;

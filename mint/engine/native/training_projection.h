@@ -7,8 +7,18 @@
 // Outputs of a plain weight at a time, so that what they meet stays in the cache from one panel to the next.
 constexpr int64_t OUTPUTS_BLOCK = 384;
 
-// The gradient of a projection's inputs from that of its outputs: grad W.
-inline void product_back(const Back& back, Rows grad, int64_t rows, float* out) {
+// The gradient of a projection's inputs from that of its outputs: grad W. `room` for the rows in pairs.
+inline void product_back(const Back& back, Rows grad, int64_t rows, float* out, uint32_t* room) {
+    if (back.pairs) {
+        const int64_t pairs = pairs_of(back.outputs);
+        round_rows(grad, rows, back.outputs, room);
+        for (int64_t column = 0; column < back.inputs; column += PANEL)
+            product(
+                PairRows{room, pairs}, rows, back.pairs + column * pairs, back.outputs, nullptr, out + column, back.inputs,
+                false, std::min(PANEL, back.inputs - column)
+            );
+        return;
+    }
     const int64_t block = back.step ? OUTPUTS_BLOCK : back.outputs;
     for (int64_t first = 0; first < back.outputs; first += block) {
         const Rows from{grad.start + first, grad.stride};
@@ -36,8 +46,9 @@ public:
         const TrainedLowRank* added = low_rank(number);
         const int64_t rank = added ? added->forward.rank : 0;
         if (added) reduce(added->forward, x, rows, matrix.inputs, low, rank);
+        const Inputs from = inputs_of(matrix, x, rows, space_.pairs);
         for (int64_t panel = 0; panel < panels_of(matrix.outputs); panel++) {
-            project_panel(matrix, panel, x, rows, out, add);
+            project_panel(matrix, panel, from, rows, out, add);
             if (added) widen(added->forward, panel, {low, rank}, rows, out, matrix.outputs);
         }
     }
@@ -49,7 +60,7 @@ public:
         const TrainedLowRank* added = low_rank(number);
         if (added) reduce_back(*added, x, rows, back.inputs, low, given);
         if (!out) return;
-        product_back(back, given, rows, out);
+        product_back(back, given, rows, out, space_.pairs);
         if (!added) return;
         const int64_t rank = added->forward.rank, inputs = back.inputs;
         for (int64_t column = 0; column < inputs; column += PANEL)

@@ -8,9 +8,10 @@
 #include "training_adapter.h"
 
 // A projection's weight for the way back. Plain, as the model holds it: output by output, in rows of `step` floats, whole
-// vectors of which may be read. Or, with a `step` of 0, packed in panels of inputs.
+// vectors of which may be read. Or, with a `step` of 0, packed in panels of inputs. Or in pairs of outputs, in such panels.
 struct Back {
     const float* weight;
+    const uint32_t* pairs;
     int64_t outputs, inputs, step;
 };
 
@@ -56,6 +57,7 @@ struct Space {
     float* powers;  // of e, from the live rows' logits, where they are kept...
     double* sums;   // ...and what they add up to
     float *normed, *wide, *narrow, *low, *logits;  // of a block
+    uint32_t* pairs;                               // what a product reads of a block, where it reads pairs
     float *grad, *grad_qkv, *grad_seen;
 
     Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory) {
@@ -92,6 +94,8 @@ struct Space {
         narrow = memory.take(block * std::max(d.hidden, d.intermediate));
         low = memory.take(block * most_rank);
         logits = memory.take(block * d.unembedding.outputs);
+        const int64_t widest = std::max({d.unembedding.outputs, qkv, 2 * d.intermediate, d.hidden});
+        pairs = d.unembedding.pairs ? reinterpret_cast<uint32_t*>(memory.take(block * pairs_of(widest))) : nullptr;
         if (batch.keep) {
             means = memory.take(batch.live * d.hidden);
             grad = memory.take(rows * d.hidden);

@@ -9,6 +9,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 constexpr int PANEL_VECTORS = 4;  // 6 rows of them and what they are multiplied with fill the 32 registers
@@ -22,6 +26,8 @@ constexpr int PANEL_VECTORS = 2;
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t))));
+typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -34,15 +40,23 @@ inline Vector load(const float* from) {
     return x;
 }
 
-// Floats whose lower halves are 0, from their upper ones.
-inline Vector load(const uint16_t* from) {
-    typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
-    typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
-    Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const Bits bits = __builtin_convertvector(halves, Bits) << 16;
+inline Vector as_floats(Bits bits) {
     Vector x;
     std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Floats whose lower halves are 0, from their upper ones.
+inline Vector load(const uint16_t* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return as_floats(__builtin_convertvector(halves, Bits) << 16);
+}
+
+// Of each lane two numbers in bfloat16, the first in the lower half.
+inline Bits load(const uint32_t* from) {
+    Bits x;
+    std::memcpy(&x, from, sizeof x);
     return x;
 }
 
@@ -61,6 +75,29 @@ inline void store(float* to, Vector x, int64_t count) {
 }
 
 inline Vector splat(float x) { return x - Vector{}; }
+inline Bits splat(uint32_t x) { return x - Bits{}; }
+
+// The sum with a product more...
+inline Vector added(Vector sum, Vector x, Vector y) { return sum + x * y; }
+
+// ...or with those of both numbers in bfloat16, which lose nothing.
+inline Vector added(Vector sum, Bits x, Bits y) {
+#if defined(__AVX512BF16__)
+    return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(x), __m512bh(y)));
+#else
+    const Bits upper = splat(0xffff0000u);
+    sum += as_floats(x & upper) * as_floats(y & upper);
+    return sum + as_floats(x << 16) * as_floats(y << 16);
+#endif
+}
+
+// The nearest in bfloat16, the even one of two; what is not a number stays so.
+inline Halves rounded(Vector x) {
+    Bits bits;
+    std::memcpy(&bits, &x, sizeof x);
+    const Bits nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(x == x ? nearest : splat(0x7fc0u), Halves);
+}
 
 inline Vector lane_numbers() {
     Vector x;

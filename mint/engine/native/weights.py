@@ -4,6 +4,8 @@ Holds a second copy of the weights, so models larger than MOST_BYTES stay with t
 inputs, of models up to MOST_BYTES_THRICE. Of models that were published in bfloat16, as most are, there is half a copy
 more in that format, the same numbers: few rows take as long as it takes to fetch the weights from memory.
 
+Where products are computed in bfloat16 (`Device.bfloat16_products`) both copies are in that format, in pairs of inputs.
+
 Shapes: O outputs and I inputs of a projection.
 """
 
@@ -35,13 +37,14 @@ CACHED_BYTES = 64 * 2**20
 
 
 class PackedWeights:
-    def __init__(self, functions: ctypes.CDLL, fused: FusedDecoder) -> None:
+    def __init__(self, functions: ctypes.CDLL, fused: FusedDecoder, in_pairs: bool = False) -> None:
         self.functions = structures.declare(functions)
         self.fused = fused
+        self.in_pairs = in_pairs
         self.projections = _projections(fused)
         """Four a layer, then the unembedding: the order of an adapter's parts."""
         self.places = _places(self.projections)
-        self.halved = _gain_by_halves([projection.weight_OI for projection in self.projections])
+        self.halved = not in_pairs and _gain_by_halves([projection.weight_OI for projection in self.projections])
         self._held: list[Tensor] = []  # what the structures point to
         self._matrices = [self._packed(projection) for projection in self.projections]
 
@@ -55,7 +58,7 @@ class PackedWeights:
         if any(weight.dtype != torch.float32 for weight in weights) or sum(w.nbytes for w in weights) > MOST_BYTES:
             return None
         functions = library().functions
-        return None if functions is None else cls(functions, model.fused)
+        return None if functions is None else cls(functions, model.fused, model.bfloat16_products)
 
     def layers(self) -> Any:
         """An array of them, without a cache."""
@@ -92,14 +95,20 @@ class PackedWeights:
     def back(self) -> Any:
         """The projections for the way back, an array."""
         packs = sum(projection.weight_OI.nbytes for projection in self.projections) <= MOST_BYTES_THRICE
-        make = self._packed_back if packs else self._plain_back
+        make = self._pairs_back if self.in_pairs else self._packed_back if packs else self._plain_back
         return (structures.Back * len(self.projections))(*map(make, self.projections))
 
     def _packed_back(self, projection: Projection) -> structures.Back:
         outputs, inputs = projection.weight_OI.shape
         plain, packed = projection.weight_OI.detach().contiguous(), self.room(inputs, outputs)
         self.functions.mint_pack_back(address(plain), outputs, inputs, address(packed))
-        return structures.Back(self._hold(packed), outputs, inputs, 0)
+        return structures.Back(self._hold(packed), None, outputs, inputs, 0)
+
+    def _pairs_back(self, projection: Projection) -> structures.Back:
+        outputs, inputs = projection.weight_OI.shape
+        halves, packed = _halves(projection), self._room_for_pairs(inputs, outputs)
+        self.functions.mint_pack_pairs_back(address(halves), outputs, inputs, address(packed))
+        return structures.Back(None, self._hold(packed), outputs, inputs, 0)
 
     def _plain_back(self, projection: Projection) -> structures.Back:
         """Copied only where rows are no whole vectors."""
@@ -107,7 +116,7 @@ class PackedWeights:
         rows_OI = projection.weight_OI.detach()
         if missing := -inputs % self.functions.mint_lanes():
             rows_OI = F.pad(rows_OI, (0, missing))
-        return structures.Back(self._hold(rows_OI), outputs, inputs, rows_OI.shape[1])
+        return structures.Back(self._hold(rows_OI), None, outputs, inputs, rows_OI.shape[1])
 
     def _hold(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
@@ -117,13 +126,21 @@ class PackedWeights:
 
     def _packed(self, projection: Projection) -> structures.Matrix:
         outputs, inputs = projection.weight_OI.shape
+        bias = self._hold(projection.bias_O)
+        if self.in_pairs:
+            plain, pairs = _halves(projection), self._room_for_pairs(outputs, inputs)
+            self.functions.mint_pack_pairs(address(plain), outputs, inputs, address(pairs))
+            return structures.Matrix(None, None, self._hold(pairs), bias, outputs, inputs)
         packed = pack(self.functions, projection.weight_OI)
         halves = self._hold(packed.bfloat16()) if self.halved else None
-        return structures.Matrix(self._hold(packed), halves, self._hold(projection.bias_O), outputs, inputs)
+        return structures.Matrix(self._hold(packed), halves, None, bias, outputs, inputs)
 
     def room(self, outputs: int, inputs: int) -> Tensor:
         """For a packed matrix."""
         return torch.empty(self.functions.mint_padded(outputs) * inputs)
+
+    def _room_for_pairs(self, outputs: int, inputs: int) -> Tensor:
+        return torch.empty(self.functions.mint_padded(outputs) * ((inputs + 1) // 2), dtype=torch.int32)
 
 
 class AdapterMatrices:
@@ -148,6 +165,10 @@ def pack(functions: ctypes.CDLL, weight_OI: Tensor) -> Tensor:
     plain, packed = weight_OI.detach().contiguous(), torch.empty(functions.mint_padded(outputs) * inputs)
     functions.mint_pack(address(plain), outputs, inputs, address(packed))
     return packed
+
+
+def _halves(projection: Projection) -> Tensor:
+    return projection.weight_OI.detach().to(torch.bfloat16).contiguous()
 
 
 def _gain_by_halves(weights: list[Tensor]) -> bool:

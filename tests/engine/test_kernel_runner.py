@@ -131,6 +131,18 @@ def gaps(one: SampleResponse, other: SampleResponse) -> np.ndarray:
     return np.array(found)
 
 
+def parted(one: SampleResponse, other: SampleResponse) -> int:
+    """How many sequences drew other tokens from some place on. There a uniform number lay where one token ends and the
+    next begins, so that rounding decided: they are neighbours, and all before them are the same."""
+    count = 0
+    for mine, theirs in zip(one.sequences, other.sequences, strict=True):
+        pairs = zip(mine.tokens, theirs.tokens, strict=True)
+        if (first := next(((a, b) for a, b in pairs if a != b), None)) is not None:
+            assert abs(first[0] - first[1]) == 1
+            count += 1
+    return count
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_in_float32_both_draw_the_same_tokens(family: str, tmp_path: Path, runner: Callable[[bool], None]) -> None:
     model = load(family, tmp_path, cuda(torch.float32))
@@ -160,7 +172,7 @@ def test_rows_of_one_policy_agree_however_many_there_are(
         adapter = random_adapter(model, config, 3)
         for one, other in zip(*both(model, [(ask(list(range(9)), samples), adapter)], runner), strict=True):
             if dtype == torch.float32:
-                assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
+                assert parted(one, other) <= samples // 50  # of 20 draws each
             assert gaps(one, other).mean() < 0.02
 
 
@@ -229,17 +241,8 @@ def test_steered_draws_are_the_same_and_change_nothing_for_others(
     ]
     plain: Asked = [(ask(list(range(30)), 2, 40), None)]
     ours, reference = both(model, [*steered, *plain], runner)
-    parted = 0
-    of_each = (chain.from_iterable(answer.sequences for answer in answers) for answers in (ours, reference))
-    for one, other in zip(*of_each, strict=True):
-        equal = [a == b for a, b in zip(one.tokens, other.tokens, strict=True)]
-        same = [*equal, False].index(False)
-        np.testing.assert_allclose(one.logprobs[:same], other.logprobs[:same], atol=1e-3)
-        if same < len(one.tokens):
-            # A uniform number where one token ends and the next begins: which of them is a matter of rounding.
-            assert abs(one.tokens[same] - other.tokens[same]) == 1
-            parted += 1
-    assert parted <= 1
+    assert sum(parted(one, other) for one, other in zip(ours, reference, strict=True)) <= 1
+    assert max(gaps(one, other).max() for one, other in zip(ours, reference, strict=True)) < 1e-3
     (alone,), _ = both(model, plain, runner)
     assert [s.tokens for s in ours[-1].sequences] == [s.tokens for s in alone.sequences]
 

@@ -1,6 +1,6 @@
 """Tokens a second of the sampler, beside transformers `generate` with PEFT, and how the cost grows.
 
-    python benchmarks/sampling.py [--device cuda] [--against transformers] [--sweep] [--out benchmarks/results/...json]
+    python benchmarks/sampling.py [--device cuda] [--against transformers] [--shape small] [--sweep] [--out FILE]
 
 Every case runs on both sides in turn, several rounds, each with new prompts; the best round of each side is kept,
 because a busy machine only ever makes a round slower. The clock starts when the prompts are there (of ours: the
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from shapes import hardware, save_model
+from shapes import SHAPES, hardware, save_model
 from transformers import AutoModelForCausalLM
 
 from mint.engine.device import Device, cores
@@ -64,6 +64,8 @@ CASES: dict[str, list[Case]] = {
         ("qwen3-0.6b", "32 x 8 x 128", [64] * 32, 8, 128),
         ("qwen3-0.6b", "1024 x 1 x 128", [64] * 1024, 1, 128),
         ("qwen3-0.6b", "1 x 1 x 128", [64], 1, 128),
+        ("gemma3-270m", "256 x 1 x 128", [64] * 256, 1, 128),
+        ("gemma3-270m", "1 x 1 x 128", [64], 1, 128),
     ],
 }
 # On a GPU, ours alone: how requests may differ...
@@ -178,14 +180,14 @@ def compare(ours: Ours, peers: list[Peer], case: Case, device: Device, rounds: i
     return row
 
 
-def variants(ours: Ours, path: str, device: Device, rounds: int) -> Iterator[dict[str, Any]]:
-    """Of the GPU's cases, ours alone: draws with filters, then the deterministic mode."""
-    first, *_ = CASES["cuda"]
+def variants(ours: Ours, path: str, cases: list[Case], device: Device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Of a model's cases on a GPU, ours alone: draws with filters, then the deterministic mode."""
+    first, *_ = cases
     for label, filters in FILTERS.items():
         yield compare(ours, [], first, device, rounds, **filters) | {"case": f"{first[1]}, {label}"}
     steady = replace(device, steady=True)
     deterministic = Ours(path, steady)
-    for case in CASES["cuda"]:
+    for case in cases:
         if case[1] in DETERMINISTIC:
             yield compare(deterministic, [], case, steady, rounds) | {"case": f"{case[1]}, deterministic"}
 
@@ -309,6 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--against", choices=("transformers",))
+    parser.add_argument("--shape", choices=tuple(SHAPES), nargs="+", help="only cases of these")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -318,9 +321,11 @@ def main() -> None:
     device = Device(torch.device(args.device), dtype, "asked for")
     result: dict[str, Any] = {"hardware": hardware(), "rows": []}
     last = ""
-    widest = [case for case in CASES[args.device] if case[0] == CASES[args.device][0][0]][-1]
+    cases = [case for case in CASES[args.device] if not args.shape or case[0] in args.shape]
+    of_first = [case for case in cases if case[0] == cases[0][0]]
+    widest = of_first[-1]
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES[args.device]:
+        for case in cases:
             if case[0] != last:
                 last = case[0]
                 path = str(save_model(last, Path(folder) / last))
@@ -330,7 +335,7 @@ def main() -> None:
                 gc.freeze()  # as the engine's process does
             rows = iter([compare(ours, peers, case, device, args.rounds)])
             if cuda and case is widest:
-                rows = chain(rows, variants(ours, path, device, args.rounds))
+                rows = chain(rows, variants(ours, path, of_first, device, args.rounds))
             for row in rows:
                 result["rows"].append(row | {"threads": None if cuda else threads[-1]})
                 print(described(row), flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 # A peer in the process of an engine has MKL as torch has it. Ours, native on a CPU, does not use it.
 os.environ.setdefault("MKL_CBWR", "AUTO")
@@ -33,6 +33,19 @@ SHAPES: dict[str, PreTrainedConfig] = {
         num_attention_heads=9,
         num_key_value_heads=3,
         max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
+    "gemma3-270m": Gemma3TextConfig(
+        vocab_size=262144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
+        max_position_embeddings=32768,
         tie_word_embeddings=True,
     ),
     "qwen3-0.6b": Qwen3Config(

@@ -59,6 +59,11 @@ WORK: dict[str, list[Case | Sampling]] = {
         Sampling("sampling, 1 x 1 x 32", [32], 1, 32),
         Sampling("sampling, 8 ragged prompts x 2 x 16", [8, 16, 24, 48, 64, 96, 128, 160], 2, 16),
     ],
+    "gemma3-270m": [
+        Case("forward+backward, 4 x 128", 4, 1, 0, [128]),
+        Sampling("sampling, 4 prompts x 4 x 16", [32] * 4, 4, 16),
+        Sampling("sampling, 1 x 1 x 32", [32], 1, 32),
+    ],
 }
 
 

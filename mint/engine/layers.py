@@ -10,7 +10,6 @@ Shapes: T packed tokens, M hidden size, H query heads, D head size, R rank.
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from mint.engine import layer_parts
 from mint.engine.attention import Attend
 from mint.engine.compiling import compiled, of_any_length
-from mint.engine.fused import FIXED_ROTARY
+from mint.engine.fused import has_fixed_rotary, rotary_types
 from mint.engine.layer_parts import Linear, LowRank, Norm, project, rms_norm
 from mint.engine.lora import Adapter, LoraLinear
 from mint.engine.shared_attention import FlashLayout, TreeAttention, flash_attention
@@ -128,8 +127,7 @@ class FusedLayers:
         self._norm = _read_norm(decoder.norm)
         self.flash = flash
         """Takes a `FlashLayout`."""
-        types = getattr(decoder.rotary_emb, "rope_type", None)
-        self.fixed_rotary = FIXED_ROTARY.issuperset(types.values() if isinstance(types, dict) else [types])
+        self.fixed_rotary = has_fixed_rotary(decoder)
         """Nothing about the rotary embedding depends on what the positions are."""
 
     @classmethod
@@ -150,9 +148,7 @@ class FusedLayers:
             read = {name: _find(module, name) for name in NORMS}
             norms.append({name: _read_norm(norm) for name, norm in read.items() if norm is not None})
             kinds.append(_read_kind(module, _find(modules[0], "mlp.act_fn"), window, flash))
-        by_type = "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters
-        types = [decoder.config.layer_types[i] if by_type else None for i in range(len(kinds))]
-        return cls(decoder, ours, norms, kinds, types, flash)
+        return cls(decoder, ours, norms, kinds, rotary_types(decoder), flash)
 
     def __call__(
         self,

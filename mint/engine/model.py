@@ -228,8 +228,8 @@ class BaseModel:
         if self.packed is None:
             raise BadRequest(
                 f"{self.facts.name} ({self.facts.architecture}) cannot be computed in bfloat16 on this CPU: that takes "
-                "a C++ compiler and a model of the Llama, Qwen2 or Qwen3 family of up to 4 GiB in float32. Serve it "
-                "without --bfloat16."
+                "a C++ compiler and a model of the Llama, Qwen2, Qwen3 or Gemma 3 family, without softcaps, of up to "
+                "4 GiB in float32. Serve it without --bfloat16."
             )
         if not self.packed.functions.mint_multiplies_pairs():
             log.warning("this processor has no instructions for bfloat16 (avx512_bf16): float32 is faster here")

@@ -100,12 +100,14 @@ def test_rows_are_widened_by_what_the_second_half_multiplies(room: int) -> None:
     assert all(not tile[:, RANKS[slot] :].any() for tile, slot in zip(tiles, SLOTS, strict=True))
 
 
-def test_the_gate_adds_the_low_rank_parts_of_both_its_linears(steady: bool) -> None:
+@pytest.mark.parametrize("gelu", [False, True])
+def test_the_gate_adds_the_low_rank_parts_of_both_its_linears(gelu: bool, steady: bool) -> None:
     case = Case(40, [72, 72], steady)
     gate_up = torch.randn(ROWS, 144, device=DEVICE)
     gate, up = (gate_up + 0.01 * case.low_rank()).chunk(2, dim=1)
     case.adapters.tables.scale *= 0.01
-    assert_close(kernels.gate(case.product(gate_up), case.adapters), F.silu(gate) * up)
+    opened = F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)
+    assert_close(kernels.gate(case.product(gate_up), case.adapters, gelu), opened * up)
 
 
 def test_the_parts_of_a_product_of_few_rows_add_up() -> None:
@@ -115,11 +117,16 @@ def test_the_parts_of_a_product_of_few_rows_add_up() -> None:
         assert_close(products.few_rows(x, weight).sum(0), x.double() @ weight.double().T)
 
 
-def test_the_norm_follows_the_residual_with_its_low_rank_part(steady: bool) -> None:
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_norm_follows_the_residual_with_its_low_rank_part(twice: bool, steady: bool) -> None:
+    """`twice`: what is added goes through a norm of its own, and both are multiplied in float32."""
     case = Case(40, [48], steady)
     residual, delta, weight = (torch.randn(*shape, device=DEVICE) for shape in ((ROWS, 48), (ROWS, 48), (48,)))
-    expected = residual + delta + case.low_rank()
-    normed = kernels.add_and_norm(residual, case.product(delta), weight, 1e-6, case.adapters)
+    added, inner = delta + case.low_rank(), torch.randn(48, device=DEVICE)
+    expected = residual + (F.rms_norm(added, (48,), inner, 1e-6) if twice else added)
+    normed = kernels.add_and_norm(
+        residual, case.product(delta), weight, 1e-6, case.adapters, twice, inner if twice else None
+    )
     assert_close(residual, expected)
     assert_close(normed, F.rms_norm(expected, (48,), weight, 1e-6))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from reference import random_adapter, random_tokens
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from mint.engine.device import Device
 from mint.engine.lora import Adapter
@@ -39,6 +39,13 @@ CONFIGS: dict[str, PretrainedConfig] = {
         **COMMON, tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=2
     ),
     "qwen3": Qwen3Config(**COMMON, tie_word_embeddings=True, head_dim=64),
+    "gemma3": Gemma3TextConfig(
+        **COMMON,
+        head_dim=64,
+        query_pre_attn_scalar=50,
+        sliding_window=30,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
 }
 Asked = list[tuple[SampleRequest, Adapter | None]]
 

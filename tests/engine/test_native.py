@@ -30,7 +30,7 @@ from mint.engine.trainer import Trainer
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
 
 needs_compiler = pytest.mark.skipif(library.library().functions is None, reason=library.library().reason)
-FUSED = ["llama", "qwen2", "qwen3"]
+FUSED = ["llama", "qwen2", "qwen3", "gemma3_plain"]
 BLOCK = 4
 
 

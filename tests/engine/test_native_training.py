@@ -27,7 +27,7 @@ from mint.engine.trainer import Trainer
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
 
 pytestmark = pytest.mark.skipif(library.library().functions is None, reason=library.library().reason)
-FUSED = ["llama", "qwen2", "qwen3"]
+FUSED = ["llama", "qwen2", "qwen3", "gemma3_plain"]
 Found = tuple[list[np.ndarray], list[Tensor]]
 
 

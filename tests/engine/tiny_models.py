@@ -26,10 +26,20 @@ _COMMON: dict[str, Any] = dict(
     initializer_range=0.3,
 )
 
+_GEMMA3: dict[str, Any] = dict(
+    **_COMMON,
+    head_dim=16,
+    query_pre_attn_scalar=20,
+    sliding_window=6,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+)
+
 
 def config(family: str) -> Any:
     if family == "long":  # not one of FAMILIES: for what needs long prompts
         return Qwen3Config(**_COMMON | {"max_position_embeddings": 1024}, tie_word_embeddings=True, head_dim=16)
+    if family == "gemma3_plain":  # nor this: as it is published, without softcaps
+        return Gemma3TextConfig(**_GEMMA3)
     if family == "llama":
         return LlamaConfig(**_COMMON, tie_word_embeddings=False)
     if family == "qwen2":  # biases on q, k, v; the last layer has a sliding window
@@ -39,19 +49,12 @@ def config(family: str) -> Any:
     if family == "qwen3":  # norms on q and k; heads wider than hidden / heads
         return Qwen3Config(**_COMMON, tie_word_embeddings=True, head_dim=16)
     assert family == "gemma3", family  # windows and another rope on all but each third layer; both softcaps known
-    return Gemma3TextConfig(
-        **_COMMON,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=6,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        final_logit_softcapping=20.0,
-    )
+    return Gemma3TextConfig(**_GEMMA3, final_logit_softcapping=20.0)
 
 
 def save(family: str, folder: Path) -> Path:
     """Writes the model of a family, the same weights every time, biases and norms random too."""
-    torch.manual_seed((*FAMILIES, "long").index(family))
+    torch.manual_seed((*FAMILIES, "long", "gemma3_plain").index(family))
     model = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

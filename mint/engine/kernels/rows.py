@@ -55,13 +55,13 @@ def _low_of_row(y_ptr, y_split, y_row, start, rank, b, SPLITS: tl.constexpr, STE
 
 @triton.jit(do_not_specialize=VARYING)
 def _norm_kernel(
-    residual_ptr, delta_ptr, delta_split, delta_row, y_ptr, y_split, y_row, weight_ptr, out_ptr, slot_of_tile, b_table,
-    rank_table, scale_table, table_width, linear_number, width, eps,
-    ADDS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
-    ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+    residual_ptr, delta_ptr, delta_split, delta_row, y_ptr, y_split, y_row, weight_ptr, delta_weight_ptr, out_ptr,
+    slot_of_tile, b_table, rank_table, scale_table, table_width, linear_number, width, eps,
+    ADDS: tl.constexpr, NORMS_DELTA: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """residual += delta + low-rank part; out = norm(residual). A program takes a row, or a few of one tile, which then
-    share what they read of B."""
+    """residual += delta + low-rank part, or the norm of both; out = norm(residual). A program takes a row, or a few of
+    one tile, which then share what they read of B."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     in_width = column < width
@@ -77,8 +77,8 @@ def _norm_kernel(
     follow(OVERLAPS)
     x = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
-        delta = delta_ptr + row[:, None].to(tl.int64) * delta_row + column[None, :]
-        x += summed(delta, delta_split, mask, out_ptr, PARTS)
+        from_delta = delta_ptr + row[:, None].to(tl.int64) * delta_row + column[None, :]
+        delta = summed(from_delta, delta_split, mask, out_ptr, PARTS)
         low = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
         if ROWS == 1:  # all of a step's loads at once: a single row is a matter of latency
             if rank > 0:
@@ -94,19 +94,40 @@ def _norm_kernel(
                         y += tl.load(y_ptr + split * y_split + row.to(tl.int64) * y_row + start + r).to(tl.float32)
                     b = tl.load(b_ptr + (start + r) * width + column, mask=in_width & (start + r < rank), other=0.0)
                     low += y.to(dtype).to(tl.float32)[:, None] * b.to(tl.float32)[None, :]
-        x = (x + scale * low).to(dtype).to(tl.float32)
+        if NORMS_DELTA:
+            delta = (delta + scale * low).to(dtype).to(tl.float32)
+            delta_weight = tl.load(delta_weight_ptr + column, mask=in_width, other=0.0).to(tl.float32)[None, :]
+            x += normed(delta, _root(delta, width, eps), delta_weight, out_ptr, WIDE)
+        else:
+            x = x + delta + scale * low
+        x = x.to(dtype).to(tl.float32)
         tl.store(residual_ptr + place, x.to(dtype), mask=mask)
-    root = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)[:, None]
-    tl.store(out_ptr + place, ((x * root).to(dtype).to(tl.float32) * weight).to(dtype), mask=mask)
+    tl.store(out_ptr + place, normed(x, _root(x, width, eps), weight, out_ptr, WIDE).to(dtype), mask=mask)
+
+
+@triton.jit
+def _root(x, width, eps):
+    return tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)[:, None]
+
+
+@triton.jit
+def normed(x, root, weight, like_ptr, WIDE: tl.constexpr):
+    """Rounded before it is multiplied by the weight and after, or WIDE, as some families have it, only after."""
+    dtype = like_ptr.dtype.element_ty
+    x = x * root
+    if not WIDE:
+        x = x.to(dtype).to(tl.float32)
+    return (x * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _gate_kernel(
     gate_up_ptr, gate_up_split, gate_up_row, y_ptr, y_split, y_row, y_linear, out_ptr, slot_of_tile, b_table,
     rank_table, scale_table, table_width, first_linear, width,
-    PARTS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+    GELU: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up, the low-rank parts of both added first."""
+    """silu(gate) * up, or gelu(gate) * up, the low-rank parts of both added first."""
     tile, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     slot = tl.load(slot_of_tile + tile).to(tl.int64)
     rank, scale, b_ptr = adapter_at(slot, first_linear, b_table, rank_table, scale_table, table_width, out_ptr)
@@ -128,7 +149,10 @@ def _gate_kernel(
         y_ptr, y_split, y_row, up_rank, scale, up_b_ptr, y, up_b, row, column, width, SPLITS, TILE_ROWS, COLUMNS
     )
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    gated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
+    z = gate
+    if GELU:  # by tanh: 2 sqrt(2 / pi) (x + 0.044715 x^3)
+        z = gate * (1.5957691216057308 + 0.07135481282 * gate * gate)
+    gated = (gate * tl.sigmoid(z)).to(dtype).to(tl.float32) * up
     tl.store(out_ptr + row[:, None].to(tl.int64) * width + column[None, :], gated.to(dtype), mask=mask)
 
 
@@ -137,8 +161,8 @@ def _heads_kernel(
     qkv_ptr, qkv_split, qkv_row, y_ptr, y_split, y_row, y_linear, norm_ptr, cos_ptr, sin_ptr, position_ptr,
     cache_slot_ptr, q_ptr, key_ptr, value_ptr, slot_of_tile, b_table, rank_table, scale_table, table_width,
     first_linear, heads, kv_heads, eps,
-    NORMS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr, TILE_ROWS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    NORMS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr,
+    TILE_ROWS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """From a projection to heads: adds the low-rank part, norms and turns queries and keys, and puts keys and values
     into the cache. A program a tile and head; its halves apart, because the rotation mixes them."""
@@ -175,16 +199,8 @@ def _heads_kernel(
         if NORMS:
             root = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / size + eps)[:, None]
             weight = norm_ptr + head * size + column
-            low = (
-                ((low * root).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)[None, :])
-                .to(dtype)
-                .to(tl.float32)
-            )
-            high = (
-                ((high * root).to(dtype).to(tl.float32) * tl.load(weight + HALF).to(tl.float32)[None, :])
-                .to(dtype)
-                .to(tl.float32)
-            )
+            low = normed(low, root, tl.load(weight).to(tl.float32)[None, :], q_ptr, WIDE)
+            high = normed(high, root, tl.load(weight + HALF).to(tl.float32)[None, :], q_ptr, WIDE)
         angle = position * size + column[None, :]
         cos, sin = tl.load(cos_ptr + angle).to(tl.float32), tl.load(sin_ptr + angle).to(tl.float32)
         low, high = low * cos - high * sin, high * cos + low * sin
@@ -205,9 +221,11 @@ def _heads_kernel(
 
 
 def add_and_norm(
-    residual_NH: Tensor, product: Product | None, weight_H: Tensor, eps: float, adapters: Adapters
-) -> Tensor:
-    """Adds a projection of one linear to the residual in place; the residual's norm."""
+    residual_NH: Tensor, product: Product | None, weight_H: Tensor, eps: float, adapters: Adapters,
+    wide: bool = False, delta_weight_H: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Adds a projection of one linear to the residual in place, through a norm of its own if there is a weight for it;
+    the residual's norm. `wide`: norms are multiplied in float32."""
     rows, width = residual_NH.shape
     tables = adapters.tables
     out_NH = torch.empty_like(residual_NH)
@@ -217,15 +235,16 @@ def add_and_norm(
     # No more of B than registers hold.
     step = max(1, min(16, 16384 // width_up)) if height == 1 else 16
     _norm_kernel[(rows // height,)](
-        residual_NH, delta, *delta.stride()[:2], y, *y.stride()[:2], weight_H, out_NH, adapters.slot_of_tile, tables.b,
-        tables.rank, tables.scale, tables.linears, linear, width, eps, ADDS=product is not None, PARTS=len(delta),
-        SPLITS=len(y), WIDTH=width_up, STEP=step, ROWS=height, TILE_ROWS=TILE, num_warps=4, num_stages=1,
-        **overlapping(out_NH.device),
+        residual_NH, delta, *delta.stride()[:2], y, *y.stride()[:2], weight_H,
+        weight_H if delta_weight_H is None else delta_weight_H, out_NH, adapters.slot_of_tile, tables.b, tables.rank,
+        tables.scale, tables.linears, linear, width, eps, ADDS=product is not None,
+        NORMS_DELTA=delta_weight_H is not None, WIDE=wide, PARTS=len(delta), SPLITS=len(y), WIDTH=width_up, STEP=step,
+        ROWS=height, TILE_ROWS=TILE, num_warps=4, num_stages=1, **overlapping(out_NH.device),
     )  # fmt: skip
     return out_NH
 
 
-def gate(product: Product, adapters: Adapters) -> Tensor:
+def gate(product: Product, adapters: Adapters, gelu: bool = False) -> Tensor:
     gate_up, y, first_linear = _parts(product)
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     tables = adapters.tables
@@ -233,18 +252,18 @@ def gate(product: Product, adapters: Adapters) -> Tensor:
     columns, warps = (64, 4) if rows < _WIDE_ROWS else (128, 2)
     _gate_kernel[(rows // TILE, triton.cdiv(width, columns))](
         gate_up, *gate_up.stride()[:2], y, *y.stride()[:3], out_NI, adapters.slot_of_tile, tables.b, tables.rank,
-        tables.scale, tables.linears, first_linear, width, PARTS=len(gate_up), SPLITS=len(y), COLUMNS=columns,
-        TILE_ROWS=TILE, num_warps=warps, num_stages=1, **overlapping(out_NI.device),
+        tables.scale, tables.linears, first_linear, width, GELU=gelu, PARTS=len(gate_up), SPLITS=len(y),
+        COLUMNS=columns, TILE_ROWS=TILE, num_warps=warps, num_stages=1, **overlapping(out_NI.device),
     )  # fmt: skip
     return out_NI
 
 
 def heads(
     product: Product, norm_HD: Tensor | None, rotary: tuple[Tensor, Tensor], position_N: Tensor, cache_slot_N: Tensor,
-    cache: tuple[Tensor, Tensor], shape: tuple[int, int, int], eps: float, adapters: Adapters,
+    cache: tuple[Tensor, Tensor], shape: tuple[int, int, int], eps: float, adapters: Adapters, wide: bool = False,
 ) -> Tensor:  # fmt: skip
     """The turned queries [N, H, D]; keys and values go to the cache [blocks, block_size, K, D], where a row of slot -1
-    leaves nothing. `shape` is (H, K, D)."""
+    leaves nothing. `shape` is (H, K, D); `wide` as in `add_and_norm`."""
     qkv, y, first_linear = _parts(product)
     rows = qkv.shape[1]
     query_heads, kv_heads, size = shape
@@ -256,7 +275,7 @@ def heads(
         first_linear, query_heads, kv_heads, eps,
     )  # fmt: skip
     _heads_kernel[(rows // TILE, query_heads + 2 * kv_heads)](
-        *arguments, NORMS=norm_HD is not None, PARTS=len(qkv), SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE,
+        *arguments, NORMS=norm_HD is not None, WIDE=wide, PARTS=len(qkv), SPLITS=len(y), HALF=size // 2, TILE_ROWS=TILE,
         num_warps=4, num_stages=1, **overlapping(q_NHD.device),
     )  # fmt: skip
     return q_NHD

@@ -59,7 +59,7 @@ struct Buffer {
 
 // What a pass writes on its way; kept by each thread that calls for the next one.
 struct Workspace {
-    Buffer x, normed, low, qkv, seen, gate_up, gated, hidden, logits;
+    Buffer x, normed, low, qkv, seen, gate_up, gated, added, hidden, logits;
     std::vector<uint32_t> pairs;
 };
 
@@ -77,7 +77,7 @@ public:
         space_.qkv.shape(rows_, decoder_.layers[0].qkv.outputs);
         space_.gate_up.shape(rows_, 2 * decoder_.intermediate);
         by_rows([&](int64_t row) {
-            std::memcpy(space_.x.row(row), decoder_.embedding + batch.tokens[row] * width, width * sizeof(float));
+            embed(decoder_.embedding + batch.tokens[row] * width, width, decoder_.embedding_scale, space_.x.row(row));
         });
         for (int64_t number = 0; number < decoder_.num_layers; number++) layer(number, batch);
         by_rows([&](int64_t row) { norm(space_.x.row(row), decoder_.final_norm, width, decoder_.eps, out + row * width); });
@@ -114,13 +114,25 @@ private:
         // All keys and values are written before any are read: rows of one step may look at each other.
         by_rows([&](int64_t row) { place(layer, batch, row); });
         look(layer, batch);
-        project(layer.out, 4 * number + OUT, space.seen.from(0), space.x.row(0), true);
+        add(layer.out, 4 * number + OUT, space.seen.from(0), layer.attention_norm);
         by_rows([&](int64_t row) {
             norm(space.x.row(row), layer.mlp_norm, decoder_.hidden, decoder_.eps, space.normed.row(row));
         });
         project(layer.gate_up, 4 * number + GATE_UP, space.normed.from(0), space.gate_up.row(0), false);
-        by_rows([&](int64_t row) { gate(space.gate_up.row(row), decoder_.intermediate, space.gated.row(row)); });
-        project(layer.down, 4 * number + DOWN, space.gated.from(0), space.x.row(0), true);
+        by_rows([&](int64_t row) {
+            gate(decoder_.gelu, space.gate_up.row(row), decoder_.intermediate, space.gated.row(row));
+        });
+        add(layer.down, 4 * number + DOWN, space.gated.from(0), layer.gated_norm);
+    }
+
+    // A projection to the residual stream, through a norm if there is one.
+    void add(const Matrix& matrix, int64_t projection, Rows x, const float* norm) {
+        if (!norm) return project(matrix, projection, x, space_.x.row(0), true);
+        space_.added.shape(rows_, matrix.outputs);
+        project(matrix, projection, x, space_.added.row(0), false);
+        by_rows([&](int64_t row) {
+            add_norm(space_.added.row(row), norm, matrix.outputs, decoder_.eps, space_.x.row(row));
+        });
     }
 
     CacheShape cache() const { return {decoder_.block_size, decoder_.kv_heads, decoder_.head_dim}; }
@@ -132,7 +144,7 @@ private:
         for (int64_t head = 0; head < both; head++) {
             float* x = qkv + head * size;
             if (layer.head_norm) norm(x, layer.head_norm + head * size, size, decoder_.eps, x);
-            turn(x, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+            turn(x, layer.cosine + position * size, layer.sine + position * size, size);
         }
         const int64_t block = batch.tables[batch.lines[row] * batch.table_width + position / decoder_.block_size];
         cache().write(

@@ -17,6 +17,8 @@ enum Projection { QKV, OUT, GATE_UP, DOWN, PROJECTIONS };
 
 struct Layer {
     const float *input_norm, *head_norm, *mlp_norm;
+    const float *attention_norm, *gated_norm;  // of what each half adds to the residual stream, where there are such
+    const float *cosine, *sine;                // of every position
     Matrix qkv, out, gate_up, down;
     int64_t window;  // 0: none
     float *keys, *values;
@@ -24,8 +26,9 @@ struct Layer {
 
 struct Decoder {
     int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
-    float eps, scale;
-    const float *embedding, *final_norm, *cosine, *sine;
+    int64_t gelu;  // the gate is GELU by tanh, and not SiLU
+    float eps, scale, embedding_scale;
+    const float *embedding, *final_norm;
     Layer* layers;
     Matrix unembedding;
 

@@ -58,20 +58,56 @@ inline void turn_back(float* grad, const float* cosine, const float* sine, int64
     });
 }
 
-// silu(gate) * up, which stand side by side.
+// A row of the embedding.
+inline void embed(const float* from, int64_t width, float scale, float* out) {
+    const Vector times = splat(scale);
+    by_vectors(width, [&](int64_t i, int64_t n) { store(out + i, load(from + i, n) * times, n); });
+}
+
+// The norm of `added` times the weight, added to `out`.
+inline void add_norm(const float* added, const float* weight, int64_t width, float eps, float* out) {
+    const Vector factor = splat(norm_factor(added, width, eps));
+    by_vectors(width, [&](int64_t i, int64_t n) {
+        store(out + i, load(out + i, n) + load(added + i, n) * factor * load(weight + i, n), n);
+    });
+}
+
+// Both gates are x / (1 + e^-z): SiLU's z is x, that of GELU by tanh is 2 sqrt(2 / pi) (x + 0.044715 x^3).
+struct Silu {
+    static Vector z(Vector x) { return x; }
+    static Vector slope(Vector) { return splat(1.0f); }
+};
+
+struct Gelu {
+    static constexpr float FIRST = 1.5957691216057308f, THIRD = 0.044715f * FIRST;
+    static Vector z(Vector x) { return x * (splat(FIRST) + splat(THIRD) * x * x); }
+    static Vector slope(Vector x) { return splat(FIRST) + splat(3 * THIRD) * x * x; }
+};
+
+// The gated `up`, which stands beside the gate.
+template <typename Gate>
 inline void gate(const float* gate_up, int64_t width, float* out) {
     by_vectors(width, [&](int64_t i, int64_t n) {
         const Vector x = load(gate_up + i, n);
-        store(out + i, x / (1.0f + exponential(-x)) * load(gate_up + width + i, n), n);
+        store(out + i, x / (1.0f + exponential(-Gate::z(x))) * load(gate_up + width + i, n), n);
     });
 }
 
 // The gradients of gate and up side by side, from that of what `gate` made of them.
+template <typename Gate>
 inline void gate_back(const float* gate_up, int64_t width, const float* grad, float* out) {
     by_vectors(width, [&](int64_t i, int64_t n) {
         const Vector x = load(gate_up + i, n), up = load(gate_up + width + i, n), g = load(grad + i, n);
-        const Vector sigmoid = 1.0f / (1.0f + exponential(-x));
-        store(out + i, g * up * sigmoid * (1.0f + x * (1.0f - sigmoid)), n);
+        const Vector sigmoid = 1.0f / (1.0f + exponential(-Gate::z(x)));
+        store(out + i, g * up * sigmoid * (1.0f + Gate::slope(x) * x * (1.0f - sigmoid)), n);
         store(out + width + i, g * x * sigmoid, n);
     });
+}
+
+inline void gate(bool gelu, const float* gate_up, int64_t width, float* out) {
+    gelu ? gate<Gelu>(gate_up, width, out) : gate<Silu>(gate_up, width, out);
+}
+
+inline void gate_back(bool gelu, const float* gate_up, int64_t width, const float* grad, float* out) {
+    gelu ? gate_back<Gelu>(gate_up, width, grad, out) : gate_back<Silu>(gate_up, width, grad, out);
 }

@@ -25,8 +25,9 @@ public:
         adapter_.pack();
         const int64_t width = decoder_.hidden, layers = decoder_.num_layers;
         for (int64_t row = 0; row < batch_.rows; row++)
-            std::memcpy(
-                space_.layers[0].x + row * width, decoder_.embedding + batch_.tokens[row] * width, width * sizeof(float)
+            embed(
+                decoder_.embedding + batch_.tokens[row] * width, width, decoder_.embedding_scale,
+                space_.layers[0].x + row * width
             );
         for (int64_t n = 0; n < layers; n++)
             layers_.forward(n, n + 1 < layers ? space_.layers[n + 1].x : space_.last);

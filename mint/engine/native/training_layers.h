@@ -57,7 +57,7 @@ private:
             if (layer.head_norm) std::memcpy(kept.heads + row * both * size, x, both * size * sizeof(float));
             for (int64_t head = 0; head < both; head++, x += size) {
                 if (layer.head_norm) norm(x, layer.head_norm + head * size, size, decoder_.eps, x);
-                turn(x, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+                turn(x, layer.cosine + position * size, layer.sine + position * size, size);
             }
         }
     }
@@ -71,14 +71,22 @@ private:
         const auto project = [&](const Matrix& matrix, Projection kind, Rows x, float* to, bool add) {
             projections_.project(matrix, PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), to, add);
         };
-        project(layer.out, OUT, {kept.seen + first * seen, seen}, middle, true);
+        // To the residual stream `to`, through a norm if there is one, whose inputs are kept.
+        const auto add = [&](const Matrix& matrix, Projection kind, Rows x, float* to, const float* norm, float* kept) {
+            if (!norm) return project(matrix, kind, x, to, true);
+            project(matrix, kind, x, kept + first * width, false);
+            for (int64_t n = 0; n < rows; n++)
+                add_norm(kept + (first + n) * width, norm, width, decoder_.eps, to + n * width);
+        };
+        add(layer.out, OUT, {kept.seen + first * seen, seen}, middle, layer.attention_norm, kept.attended);
         for (int64_t n = 0; n < rows; n++)
             norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
         project(layer.gate_up, GATE_UP, {space_.normed, width}, gate_up, false);
-        for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+        for (int64_t n = 0; n < rows; n++)
+            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
         std::memcpy(kept.gate_up + first * 2 * inner, gate_up, rows * 2 * inner * sizeof(float));
         std::memcpy(out + first * width, middle, rows * width * sizeof(float));
-        project(layer.down, DOWN, {space_.narrow, inner}, out + first * width, true);
+        add(layer.down, DOWN, {space_.narrow, inner}, out + first * width, layer.gated_norm, kept.passed);
     }
 
     void after_attention_back(int64_t number, int64_t first, int64_t rows) {
@@ -91,16 +99,28 @@ private:
             std::memset(space_.grad_seen + first * seen, 0, rows * seen * sizeof(float));
             return;
         }
+        // From the gradient of the residual stream to that of what was added to it.
+        const auto added_back = [&](const float* norm, const float* kept) -> const float* {
+            if (!norm) return grad;
+            for (int64_t n = 0; n < rows; n++)
+                norm_back(
+                    kept + (first + n) * width, norm, width, decoder_.eps, grad + n * width, space_.added + n * width, false
+                );
+            return space_.added;
+        };
         // The gated rows again, then their gradients in their place.
-        for (int64_t n = 0; n < rows; n++) gate(gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+        for (int64_t n = 0; n < rows; n++)
+            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
         float* grad_gated = space_.wide;
         const auto back = [&](Projection kind, Rows x, const float* given, float* to) {
             projections_.project_back(PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), given, to);
         };
-        back(DOWN, {space_.narrow, inner}, grad, grad_gated);
+        back(DOWN, {space_.narrow, inner}, added_back(layer.gated_norm, kept.passed), grad_gated);
         std::memcpy(space_.narrow, grad_gated, rows * inner * sizeof(float));
         for (int64_t n = 0; n < rows; n++)
-            gate_back(gate_up + n * 2 * inner, inner, space_.narrow + n * inner, space_.wide + n * 2 * inner);
+            gate_back(
+                decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner, space_.wide + n * 2 * inner
+            );
         for (int64_t n = 0; n < rows; n++)
             norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
         back(GATE_UP, {space_.normed, width}, space_.wide, space_.narrow);
@@ -108,7 +128,8 @@ private:
             norm_back(
                 middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.narrow + n * width, grad + n * width, true
             );
-        back(OUT, {kept.seen + first * seen, seen}, grad, space_.grad_seen + first * seen);
+        const float* grad_attended = added_back(layer.attention_norm, kept.attended);
+        back(OUT, {kept.seen + first * seen, seen}, grad_attended, space_.grad_seen + first * seen);
     }
 
     void attention_inputs_back(int64_t number, int64_t first, int64_t rows, bool wanted) {
@@ -119,7 +140,7 @@ private:
             float* grad = space_.grad_qkv + row * shape_.width();
             const int64_t position = batch_.positions[row];
             for (int64_t head = 0; head < both; head++, grad += size) {
-                turn_back(grad, decoder_.cosine + position * size, decoder_.sine + position * size, size);
+                turn_back(grad, layer.cosine + position * size, layer.sine + position * size, size);
                 if (!layer.head_norm) continue;
                 const float* x = kept.heads + (row * both + head) * size;
                 norm_back(x, layer.head_norm + head * size, size, decoder_.eps, grad, grad, false);

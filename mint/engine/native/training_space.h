@@ -45,9 +45,10 @@ inline void by_row_blocks(int64_t start, int64_t stop, const Work& work) {
 }
 
 // Of one layer, for its backward pass: its input, the heads before their norm, turned, what attention saw and its
-// masses, the residual stream in the middle, gate and up, and the rows reduced by each projection's adapter.
+// masses, the residual stream in the middle, gate and up, what each half adds before the norm of that, if it has one, and
+// the rows reduced by each projection's adapter.
 struct Kept {
-    float *x, *heads, *qkv, *seen, *mass, *middle, *gate_up;
+    float *x, *heads, *qkv, *seen, *mass, *middle, *gate_up, *attended, *passed;
     float* low[PROJECTIONS];
 };
 
@@ -56,8 +57,8 @@ struct Space {
     float *last, *hidden, *means;
     float* powers;  // of e, from the live rows' logits, where they are kept...
     double* sums;   // ...and what they add up to
-    float *normed, *wide, *narrow, *low, *logits;  // of a block
-    uint32_t* pairs;                               // what a product reads of a block, where it reads pairs
+    float *normed, *wide, *narrow, *added, *low, *logits;  // of a block
+    uint32_t* pairs;                                       // what a product reads of a block, where it reads pairs
     float *grad, *grad_qkv, *grad_seen;
 
     Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory) {
@@ -78,6 +79,8 @@ struct Space {
             kept.mass = memory.take(rows * d.heads);
             kept.middle = memory.take(rows * d.hidden);
             kept.gate_up = memory.take(rows * 2 * d.intermediate);
+            kept.attended = d.layers[n].attention_norm ? memory.take(rows * d.hidden) : nullptr;
+            kept.passed = d.layers[n].gated_norm ? memory.take(rows * d.hidden) : nullptr;
             for (float*& low : kept.low) low = memory.take(rows * most_rank);
         }
         // With an adapter of its own the unembedding's logits are needed on the way back: kept if that is little beside
@@ -92,6 +95,7 @@ struct Space {
         normed = memory.take(block * d.hidden);
         wide = memory.take(block * 2 * d.intermediate);
         narrow = memory.take(block * std::max(d.hidden, d.intermediate));
+        added = memory.take(block * d.hidden);
         low = memory.take(block * most_rank);
         logits = memory.take(block * d.unembedding.outputs);
         const int64_t widest = std::max({d.unembedding.outputs, qkv, 2 * d.intermediate, d.hidden});

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.fused import GELU, FusedDecoder, Projection
 from mint.engine.lora import Adapter
 from mint.engine.native import structures
 from mint.engine.native.library import library
@@ -52,7 +52,7 @@ class PackedWeights:
     def of(cls, model: BaseModel) -> PackedWeights | None:
         """None where sampling and training go through torch: on a GPU, in another number format than float32, for a
         family without fused layers, for a model that is too large, on a machine without a compiler."""
-        if model.device.type != "cpu" or model.softcap is not None or model.fused is None:
+        if model.device.type != "cpu" or model.fused is None:
             return None
         weights = [projection.weight_OI for projection in _projections(model.fused)]
         if any(weight.dtype != torch.float32 for weight in weights) or sum(w.nbytes for w in weights) > MOST_BYTES:
@@ -67,6 +67,9 @@ class PackedWeights:
             native.input_norm = self._hold(layer.input_norm)
             native.head_norm = self._hold(layer.head_norm)
             native.mlp_norm = self._hold(layer.mlp_norm)
+            native.attention_norm = self._hold(layer.attention_norm)
+            native.gated_norm = self._hold(layer.gated_norm)
+            native.cosine, native.sine = map(self._hold, layer.rotary)
             native.qkv, native.out, native.gate_up, native.down = self._matrices[4 * number : 4 * number + 4]
             native.window = layer.window or 0
         return layers
@@ -82,12 +85,12 @@ class PackedWeights:
             head_dim=fused.head_dim,
             intermediate=fused.layers[0].down.weight_OI.shape[1],
             block_size=block_size,
+            gelu=fused.act == GELU,
             eps=fused.eps,
             scale=fused.scale,
+            embedding_scale=fused.embedding_scale,
             embedding=self._hold(fused.embedding),
             final_norm=self._hold(fused.final_norm),
-            cosine=self._hold(fused.cos_PD),
-            sine=self._hold(fused.sin_PD),
             layers=layers,
             unembedding=self._matrices[-1],
         )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mint.engine.fused import FusedDecoder, Projection
+from mint.engine.fused import GELU, FusedDecoder, Projection
 from mint.engine.kernels import products
 from mint.engine.kernels import rows as kernels
 from mint.engine.kernels.draw import LowRank
@@ -63,22 +63,22 @@ class KernelPass:
         """The final hidden states [N, H], after the last norm."""
         fused, adapters = self._fused, self._adapters(rows.slot_of_tile)
         project = partial(self._project, adapters=adapters, joined=rows.joined)
-        residual_NH = F.embedding(rows.token_N, fused.embedding)
-        x_NH = kernels.add_and_norm(residual_NH, None, fused.layers[0].input_norm, fused.eps, adapters)
+        residual_NH = fused.embed(rows.token_N)
+        norm = partial(kernels.add_and_norm, residual_NH, eps=fused.eps, adapters=adapters, wide=fused.wide_norms)
+        x_NH = norm(None, fused.layers[0].input_norm)
         norms_after = [*(layer.input_norm for layer in fused.layers[1:]), fused.final_norm]
         for number, (layer, norm_after) in enumerate(zip(fused.layers, norms_after, strict=True)):
             cache = self._store.keys[number], self._store.values[number]
-            rotary = fused.cos_PD, fused.sin_PD
             q_NHD = kernels.heads(
-                project(layer.qkv, x_NH), layer.head_norm, rotary, rows.position_N, rows.cache_slot_N, cache,
-                self._shape, fused.eps, adapters,
+                project(layer.qkv, x_NH), layer.head_norm, layer.rotary, rows.position_N, rows.cache_slot_N, cache,
+                self._shape, fused.eps, adapters, fused.wide_norms,
             )  # fmt: skip
             seen_NHD = torch.empty_like(q_NHD)
             rows.attend(q_NHD, cache, seen_NHD, fused.scale, layer.window)
             delta = project(layer.out, seen_NHD.flatten(1))
-            x_NH = kernels.add_and_norm(residual_NH, delta, layer.mlp_norm, fused.eps, adapters)
-            delta = project(layer.down, kernels.gate(project(layer.gate_up, x_NH), adapters))
-            x_NH = kernels.add_and_norm(residual_NH, delta, norm_after, fused.eps, adapters)
+            x_NH = norm(delta, layer.mlp_norm, delta_weight_H=layer.attention_norm)
+            delta = project(layer.down, kernels.gate(project(layer.gate_up, x_NH), adapters, fused.act == GELU))
+            x_NH = norm(delta, norm_after, delta_weight_H=layer.gated_norm)
         return x_NH
 
     def unembed(

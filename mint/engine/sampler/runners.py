@@ -48,8 +48,8 @@ def runner_for(model: BaseModel, block_size: int) -> PlanRunner:
         raise BadRequest(
             f"{model.facts.name} ({model.facts.architecture}, heads of {model.head_dim}) cannot be sampled "
             "deterministically on this GPU: that takes Triton, a card of compute capability 8.0 or higher, and a model "
-            "that the sampler has kernels for (Llama, Qwen2 and Qwen3 with heads of 32, 64, 128 or 256). Serve it "
-            "without --deterministic, or on a CPU."
+            "that the sampler has kernels for (Llama, Qwen2, Qwen3 and Gemma 3 without softcaps, with heads of 32, 64, "
+            "128 or 256). Serve it without --deterministic, or on a CPU."
         )
     return Runner(model, reader_for(model, block_size))
 

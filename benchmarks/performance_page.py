@@ -98,13 +98,12 @@ def _axis(row: Result) -> tuple[str, int] | None:
 
 
 def memory_cases(told: Result) -> str:
-    return table(
-        ["", "data", "GiB of the pass", "tokens a second"],
-        (
-            (row["side"], row["case"], f"{row['training_gib']:.1f}", number(row["tokens_per_second"]))
-            for row in told["rows"]
-        ),
-    )
+    rows = []
+    for row in told["rows"]:
+        recordings = f"{row['recordings_gib']:.1f}" if row["recordings_gib"] else ""
+        gib = f"{row['training_gib']:.1f}", recordings
+        rows.append((row["side"], row["case"], *gib, number(row["tokens_per_second"])))
+    return table(["", "data", "GiB of the first pass", "GiB of recordings", "tokens a second"], rows)
 
 
 def sampling_cases(told: Result) -> str:

@@ -1,10 +1,10 @@
 """A decoder's layers with fused projections, for sampling: q, k and v in one product, gate and up in one.
 
 The families of `FAMILIES` share one layer: norm, attention with rotary embedding (norms on q and k, biases and windows
-where a family has them), norm, gated MLP; in Gemma 3 what each half adds has a norm as well. `FusedDecoder.of` recognises
-them, lays the weights of each fused projection side by side and makes the linears of the transformers modules views of
-them, so that training goes on with the same storage; then it compares itself with those modules on a few tokens, and a
-model that is anything else stays as it is.
+where a family has them), norm, gated MLP; in Gemma 3 what each half adds has a norm as well. `FusedDecoder.of`
+recognises them, lays the weights of each fused projection side by side and makes the linears of the transformers
+modules views of them, so that training goes on with the same storage; then it compares itself with those modules on a
+few tokens, and a model that is anything else stays as it is.
 `hidden` is the pass in plain torch, for any device; the pass in kernels of its own (`mint.engine.sampler.kernel_pass`)
 uses the same weights.
 

@@ -98,9 +98,10 @@ class BaseModel:
         module = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
         )
-        model = cls(name, folder, module.to(device.dtype), device)
-        if device.bfloat16_products:
-            model._check_products()
+        if not device.bfloat16_products:
+            return cls(name, folder, module, device)
+        model = cls(name, folder, module.float(), device)  # rounded once, and computed with in float32
+        model._check_products()
         return model
 
     def use_threads(self, count: int | None = None) -> None:

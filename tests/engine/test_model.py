@@ -47,6 +47,21 @@ def test_the_windows_of_the_layers_are_those_of_the_configuration(tiny_model: Ca
     assert tiny_model("llama").windows == [None, None, None]
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["in half precision", "with products in bfloat16"])
+def test_rotary_frequencies_stay_as_exact_as_transformers_has_them(
+    products: bool, tiny_folder: Callable[[str], Path], family: str
+) -> None:
+    """Rounded like the weights they would turn a token at position 1,000 by several radians more or less."""
+    if products and family == "gemma3":
+        pytest.skip("its softcap keeps it from products in bfloat16")
+    dtype = torch.float32 if products else torch.float16
+    asked = device.Device(torch.device("cpu"), dtype, "asked for", bfloat16_products=products)
+    theirs = dict(plain_model(tiny_folder(family)).named_buffers())
+    found = dict(BaseModel.load(str(tiny_folder(family)), asked)._module.named_buffers())
+    names = [name for name in theirs if "inv_freq" in name]
+    assert names and all(torch.equal(found[name], theirs[name]) for name in names)
+
+
 def test_facts_say_what_was_loaded(tiny_model: Callable[[str], BaseModel], tiny_folder: Callable[[str], Path]) -> None:
     model, folder = tiny_model("qwen3"), tiny_folder("qwen3")
     assert model.facts.name == model.facts.folder == str(folder)

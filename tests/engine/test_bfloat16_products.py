@@ -153,6 +153,7 @@ def test_weights_in_pairs_take_half_of_the_memory(tmp_path: Path) -> None:
     assert held[0] < 0.55 * held[1]
 
 
+@needs_compiler
 def test_a_flag_of_the_server_asks_for_it(tiny_folder: Callable[[str], Path]) -> None:
     for asked in (False, True):
         engine = make_engine([str(tiny_folder("llama"))], bfloat16=asked)

@@ -30,14 +30,16 @@ class Bursts(Runner):
     def __init__(self, model: BaseModel, block_size: int) -> None:
         super().__init__(model, reader_for(model, block_size))
         self._drawn: dict[Sequence, list[int]] = {}
-        self.followed = 0
+        self.followed = self.unseen = 0
 
     def run(self, plan: Plan) -> Iterator[Drawn]:  # type: ignore[override]
-        if not plan.decodes or (max((work.steps for work in plan.work), default=1) == 1 and not plan.follows):
-            return iter(super().run(plan))
+        if not plan.decodes:
+            drawn = super().run(plan)
+            self._drawn = {one.sequence: one.tokens for one in drawn}
+            return iter(drawn)
         self.followed += plan.follows
-        known = self._drawn if plan.follows else {}
-        self._drawn = {work.sequence: list(known.get(work.sequence, [])) for work in plan.work}
+        self.unseen += not plan.follows and any(work.ahead for work in plan.work)
+        self._drawn = {work.sequence: self._drawn[work.sequence][-work.ahead :] if work.ahead else [] for work in plan.work}
         logprobs: dict[Sequence, list[float]] = {work.sequence: [] for work in plan.work}
         for step in range(max(work.steps for work in plan.work)):
             works = [self._at(work, step) for work in plan.work if step < work.steps]
@@ -55,7 +57,7 @@ class Bursts(Runner):
         """The work's sequence as it will be after so many steps."""
         drawn = self._drawn[work.sequence]
         sequence = replace(
-            work.sequence, tokens=work.sequence.tokens + drawn, computed=work.sequence.computed + work.ahead + step,
+            work.sequence, tokens=work.sequence.tokens + drawn, computed=work.sequence.computed + step,
             logprobs=[*work.sequence.logprobs, *(0.0 for _ in drawn)],
         )  # fmt: skip
         return Work(sequence, 1, [sequence])
@@ -109,7 +111,7 @@ def test_bursts_draw_what_single_steps_draw(samplers: Callable[[Limits], tuple[S
     plain, bursts = samplers(ROOM)
     asked = [ask(text, 3, 7 * n + 9) for n, text in enumerate(TEXTS)]
     assert answers(bursts, asked, late) == answers(plain, asked, late)
-    assert bursts.runner.followed > 2  # type: ignore[attr-defined]
+    assert bursts.runner.followed > 2 and bursts.runner.unseen  # type: ignore[attr-defined]
     assert bursts.cache.used == 0
 
 

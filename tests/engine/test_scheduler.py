@@ -225,7 +225,7 @@ def test_prompts_are_read_on_before_the_first_tokens_are_known_but_not_for_ever(
         s.add(sequence([n + 1] * 8, max_tokens=3))
     plans = [s.schedule()]
     s.commit(plans[0])
-    while following := s.read_on(plans[-1]):
+    while following := s.follow(plans[-1]):
         s.commit(following)
         plans.append(following)
     assert [counts(plan) for plan in plans] == [[8]] * 4
@@ -236,10 +236,52 @@ def test_prompts_are_read_on_before_the_first_tokens_are_known_but_not_for_ever(
     mixed = s.schedule()
     s.commit(mixed)
     assert counts(mixed) == [1, 1, 1, 1, 4], "those that decode have their turn"
-    again = s.read_on(mixed)
+    again = s.follow(mixed)
     assert again is not None and counts(again) == [4, 4], "nobody who decodes"
     s.commit(again)
-    assert s.read_on(again) is None, "they have waited for one step"
+    assert s.follow(again) is None, "they have waited for one step"
+
+
+def test_everybody_decodes_behind_the_last_prompts_before_the_first_tokens_are_known() -> None:
+    s = scheduler(burst=8, budget=16)
+    s.add(sequence(6, max_tokens=20))
+    step(s)
+    s.add(sequence([1] * 10, copies=3, max_tokens=5))
+    s.add(sequence([2] * 4, max_tokens=1))
+    reading = s.schedule()
+    s.commit(reading)
+    assert counts(reading) == [1, 10, 4]
+    following = s.follow(reading)
+    assert following is not None and following.decodes and not following.follows
+    assert [work.ahead for work in following.work] == [1, 1, 1, 1], "the fifth will have drawn all it may"
+    assert [work.steps for work in following.work] == [8, 4, 4, 4]
+    assert len(following.copies) == 2, "each sample writes to a block of its own behind the prompt, one to the prompt's"
+    lasts = [work.sequence.blocks[work.sequence.computed // 4] for work in following.work]
+    assert len(set(lasts)) == 4 and not any(map(s.cache.is_shared, lasts))
+    for work in following.work:
+        assert len(work.sequence.blocks) == s.cache.blocks_for(work.sequence.computed + work.steps)
+
+
+def test_nobody_decodes_behind_prompts_if_somebody_would_have_to_give_way_or_waits_or_goes_token_by_token() -> None:
+    s = scheduler(blocks=6, burst=8)
+    s.add(sequence(9, copies=3, max_tokens=9))
+    full = s.schedule()
+    s.commit(full)
+    free = s.cache.available
+    assert len(full.work[0].draws) == 3 and s.follow(full) is None and s.cache.available == free
+    s = scheduler(places=1, burst=8)
+    s.add(sequence(4))
+    s.add(sequence(4))
+    one = s.schedule()
+    s.commit(one)
+    assert counts(one) == [4] and s.follow(one) is None
+    s = scheduler(burst=8)
+    special = sequence(4)
+    special.group.request = replace(special.group.request, topk_sample_logprobs=3)
+    s.add(special)
+    alone = s.schedule()
+    s.commit(alone)
+    assert s.follow(alone) is None
 
 
 def test_a_step_that_follows_goes_on_where_the_one_before_it_will_end() -> None:
@@ -248,6 +290,7 @@ def test_a_step_that_follows_goes_on_where_the_one_before_it_will_end() -> None:
     s.add(sequence(6, max_tokens=9))
     step(s)
     plan = s.schedule()
+    s.commit(plan)
     following = s.follow(plan)
     assert [work.steps for work in plan.work] == [8, 8] and following is not None and following.follows
     assert [(work.ahead, work.steps) for work in following.work] == [(8, 8)], "the other will have drawn all it may"
@@ -259,6 +302,7 @@ def test_nothing_follows_while_somebody_could_join() -> None:
     s.add(sequence(10, max_tokens=30))
     step(s)
     plan = s.schedule()
+    s.commit(plan)
     s.add(sequence(4, max_tokens=30))
     assert s.follow(plan) is None
 
@@ -270,7 +314,9 @@ def test_a_full_house_goes_on_unless_a_place_becomes_free() -> None:
         s.add(sequence(4, max_tokens=other))
         step(s)
         s.add(sequence(4, max_tokens=30))
-        assert (s.follow(s.schedule()) is not None) is follows
+        plan = s.schedule()
+        s.commit(plan)
+        assert (s.follow(plan) is not None) is follows
 
 
 def test_nothing_follows_that_would_make_somebody_give_way() -> None:
@@ -279,10 +325,11 @@ def test_nothing_follows_that_would_make_somebody_give_way() -> None:
     step(s)
     plan = s.schedule()
     assert [work.steps for work in plan.work] == [4]
+    s.commit(plan)
     following = s.follow(plan)
     assert following is not None
-    s.commit(plan)
     following.work[0].sequence.tokens += [7] * 4
     following.work[0].sequence.logprobs += [-1.0] * 4
+    s.commit(following)
     taken = s.cache.take(s.cache.available)
     assert s.follow(following) is None and taken is not None

@@ -136,10 +136,13 @@ def assert_sharing_agrees(
     model: BaseModel, exact: BaseModel, shape: str, lean: bool = False, unembed: bool = False
 ) -> None:
     """Shared passes are about as far from exact numbers as passes of one's own: what differs is the order of
-    roundings, and that a product is rounded before an adapter is added to it as well as after."""
+    roundings, and that a product is rounded before an adapter is added to it as well as after. Each of 30 errors is
+    chance (over 1,080 of them the shared pass's was 0.5 to 2.1 times that of one's own), but their mean is not: 0.92 to
+    1.06 times, in 36 such series."""
     trainer, alone, precise = Trainer(model, lean=lean), Trainer(model, lean=lean), Trainer(exact)
     alone._run._usable = False
     data = [group_data(n, *SHAPES[shape]) for n in range(5)]
+    ratios = []
     for rank in (8, 3):
         for turn in range(3):  # as they are, recorded, replayed
             config = LoraConfig(rank=rank, seed=turn, train_unembed=unembed)
@@ -150,7 +153,9 @@ def assert_sharing_agrees(
                 expected, right = train(alone, theirs, data[n]), train(precise, reference, data[n])
                 own = errors(expected, theirs, right, reference)
                 assert (own < [0.01, 0.2]).all(), own
-                assert (errors(found[n], adapter, right, reference) < 2 * own).all(), own
+                ratios.append(errors(found[n], adapter, right, reference) / own)
+    assert (np.max(ratios, axis=0) < 3).all(), ratios
+    assert (np.exp(np.log(ratios).mean(axis=0)) < 1.15).all(), ratios
     assert len(trainer._run._recorded) == 2, "all five in one pass each time"
     trainer._run.give_back()
     torch.cuda.empty_cache()

@@ -111,6 +111,10 @@ class DecodeGraphs:
         self._put_lines(batch.slot_of_tile, batch.left_A, batch.table_AM)
         return size
 
+    def put_tokens(self, rows: np.ndarray, ids: Tensor) -> None:
+        """What rows of the batch read first, where the host has not seen it yet."""
+        self._token.index_copy_(0, to_device(rows, self._device), ids.to(self._token.dtype))
+
     def go_on(self, rest: Rest, tables: Tables) -> Size:
         """For more tokens of the batch, from those it has drawn."""
         self._recorder.check(tables)

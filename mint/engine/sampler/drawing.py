@@ -64,8 +64,10 @@ def params_of(sequences: list[Sequence]) -> DrawParams:
     )
 
 
-def uniforms_of(sequences: list[Sequence], steps: int, ahead: int = 0) -> np.ndarray:
-    """The random numbers of the sequences' next draws, or of those after the next `ahead`, [steps, sequences]."""
+def uniforms_of(sequences: list[Sequence], steps: int, ahead: list[int] | None = None) -> np.ndarray:
+    """The random numbers of the sequences' next draws, or of those after each one's next `ahead`, [steps, sequences]."""
     streams_N = np.array([sequence.stream for sequence in sequences], dtype=np.uint64)
-    drawn_N = np.array([sequence.drawn + ahead for sequence in sequences], dtype=np.uint64)
+    drawn_N = np.array([sequence.drawn for sequence in sequences], dtype=np.uint64)
+    if ahead:
+        drawn_N += np.array(ahead, dtype=np.uint64)
     return uniforms(streams_N[None], drawn_N[None] + np.arange(steps, dtype=np.uint64)[:, None])

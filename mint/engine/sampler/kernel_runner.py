@@ -59,6 +59,8 @@ class KernelRunner:
         self._decoding: list[Sequence] = []  # in the graphs' buffers...
         self._decoding_rows: Rows = []  # ...the runs of rows there...
         self._place_of: dict[Sequence, int] = {}  # ...and each one's own
+        # Who drew a token in the last step that read prompts, and the tokens, which the host may not have seen yet.
+        self._first_tokens: list[tuple[list[Sequence], Tensor]] = []
 
     def forget(self, adapter: Adapter) -> None:
         self._slots.forget(adapter)
@@ -77,9 +79,9 @@ class KernelRunner:
         sequences = [work.sequence for work in works]
         size = self._graphs.go_on(self._rest(works), self._slots.tables) if follows else self._load(works)
         places = [self._place_of[sequence] for sequence in sequences]
-        steps, ahead = max(work.steps for work in works), works[0].ahead
+        steps = max(work.steps for work in works)
         uniform_SN = np.zeros((steps, size.rows), dtype=np.float32)
-        uniform_SN[:, places] = _below_one(uniforms_of(sequences, steps, ahead))
+        uniform_SN[:, places] = _below_one(uniforms_of(sequences, steps, [work.ahead for work in works]))
         ids_SN, logprobs_SN, logits_NV = self._graphs.draw(size, uniform_SN, self._filters(sequences))
         fetched = Fetched(ids_SN, logprobs_SN)
         return _Tokens(
@@ -104,7 +106,13 @@ class KernelRunner:
             joined=self._join(self._decoding_rows),
             draws=params_of(sequences),
         )
-        return self._graphs.load(batch, self._slots.tables)
+        size = self._graphs.load(batch, self._slots.tables)
+        if any(work.ahead for work in works):
+            for drawing, ids_1A in self._first_tokens:
+                columns = [column for column, sequence in enumerate(drawing) if sequence in self._place_of]
+                rows = [self._place_of[drawing[column]] for column in columns]
+                self._graphs.put_tokens(np.array(rows), ids_1A[0, self._on_device(np.array(columns))])
+        return size
 
     def _rest(self, works: list[Work]) -> Rest:
         """What goes on of those in the buffers. Lines of adapters may have changed meanwhile."""
@@ -130,6 +138,7 @@ class KernelRunner:
         drawing = [
             (work, places[start + work.count - 1]) for work, start in zip(works, starts, strict=True) if work.draws
         ]
+        self._first_tokens = []
         pieces = [drawing[first : first + self._rows_a_piece] for first in range(0, len(drawing), self._rows_a_piece)]
         return chain.from_iterable([self._draw(piece, hidden_NH) for piece in pieces])
 
@@ -163,6 +172,7 @@ class KernelRunner:
         logprobs_1A = torch.zeros_like(uniform_1A)
         turn = torch.zeros(1, dtype=torch.int32, device=source_A.device)
         draw(logits_NV, Draws(source_A, temperature_A, uniform_1A, ids_1A, logprobs_1A, turn, filters))
+        self._first_tokens.append((sequences, ids_1A))
         fetched, columns = Fetched(ids_1A, logprobs_1A), list(range(len(sequences)))
         return _Tokens(
             sequences, [1] * len(columns), columns, fetched, self._likeliest(logits_NV, source, sequences),
@@ -238,7 +248,7 @@ class _Tokens:
 
 def _longest(works: list[Work]) -> int:
     """Tokens of the longest sequence, those it will draw included."""
-    return max(work.sequence.computed + work.ahead + work.steps for work in works)
+    return max(work.sequence.computed + work.steps for work in works)
 
 
 def _below_one(uniform: np.ndarray) -> np.ndarray:

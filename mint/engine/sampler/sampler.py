@@ -93,11 +93,9 @@ class Sampler:
         step can do without this one's tokens it is begun first, so that the device never waits for the host."""
         self._model.use_threads()
         plan, drawn = self._begun or self._begin(self.scheduler.schedule())
+        self.scheduler.commit(plan)
         following = self.scheduler.follow(plan)
         self._begun = self._begin(following) if following else None
-        self.scheduler.commit(plan)
-        if self._begun is None and (reading := self.scheduler.read_on(plan)):
-            self._begun = self._begin(reading)
         self.tokens_read += sum(work.count for work in plan.work if not work.sequence.group.urgent)
         for item in drawn:
             if item.sequence.running:  # otherwise it stopped in the step before, or its group was given up

@@ -44,7 +44,7 @@ class Plan:
     follows: bool = False
     """Some of the sequences of the step before and no others, begun before its tokens are known."""
     may_follow: int = 0
-    """How many steps of prompts may be begun behind it before its tokens are known."""
+    """How many steps of prompts may be begun behind it, one that reads prompts, before its tokens are known."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy (from, to) before anything is written..."""
     fresh: list[int] = field(default_factory=list)
@@ -102,20 +102,17 @@ class Scheduler:
             budget -= self._plan(plan, self._start(), budget)
         plan.work.sort(key=lambda work: work.sequence.group.policy)
 
-    def read_on(self, plan: Plan) -> Plan | None:
-        """The step after one that reads prompts, which is committed and being carried out: more of them, and nobody who
-        decodes, because the tokens are not known yet. None if nothing is left to read, or it is the others' turn."""
-        if plan.decodes or not plan.may_follow:
-            return None
-        following = Plan(may_follow=plan.may_follow - 1)
-        self._plan_prompts(following, self.token_budget)
-        following.blocks = self.cache.total + 1
-        return following if following.work else None
-
     def follow(self, plan: Plan) -> Plan | None:
-        """The step after one that is being carried out, for whoever decodes in it and may draw more than it does; who
-        turns out to have stopped has drawn in vain. None if somebody could join instead, or for want of blocks."""
-        if self.burst == 1 or not plan.decodes or not all(work.sequence.group.bursts for work in plan.work):
+        """The step after one that is committed and being carried out, as far as it can do without the tokens of that
+        one; who turns out to have stopped has been planned in vain. None if it cannot, or if somebody could join
+        instead."""
+        if self.burst == 1:
+            return None
+        return self._go_on(plan) if plan.decodes else self._read_on(plan) or self._decode_on(plan)
+
+    def _go_on(self, plan: Plan) -> Plan | None:
+        """After a step in which everybody decodes: more tokens for those of them that may draw more."""
+        if not all(work.sequence.group.bursts for work in plan.work):
             return None
         going = [work for work in plan.work if work.sequence.running and _left_after(work) > 0]
         ends = len(going) < len(plan.work)
@@ -127,6 +124,36 @@ class Scheduler:
         if (taken := self._take_for(following)) is None:
             return None
         return Plan(following, decodes=True, follows=True, fresh=taken, blocks=self.cache.total + 1)
+
+    def _read_on(self, plan: Plan) -> Plan | None:
+        """After a step that reads prompts: more of them, and nobody who decodes. None if nothing is left to read, or it
+        is the others' turn."""
+        if not plan.may_follow:
+            return None
+        following = Plan(may_follow=plan.may_follow - 1)
+        self._plan_prompts(following, self.token_budget)
+        following.blocks = self.cache.total + 1
+        return following if following.work else None
+
+    def _decode_on(self, plan: Plan) -> Plan | None:
+        """After a step that read the last prompts there were: everybody decodes, if there are blocks for it without
+        anybody giving way."""
+        if self.waiting or not all(_has_read(sequence) and sequence.group.bursts for sequence in self.running):
+            return None
+        drawing = {sequence for work in plan.work for sequence in work.draws}
+        following = Plan(decodes=True)
+        for sequence in self.running:
+            ahead = int(sequence in drawing)
+            if (left := sequence.group.max_tokens - sequence.drawn - ahead) > 0:
+                following.work.append(Work(sequence, 1, [sequence], min(self.burst, left), ahead))
+        if not following.work or sum(map(self._need, following.work)) > self.cache.available:
+            return None
+        following.work.sort(key=lambda work: work.sequence.group.policy)
+        for work in following.work:
+            self._make_room(work.sequence, following)
+        following.fresh += self._take_for(following.work) or []
+        following.blocks = self.cache.total + 1
+        return following
 
     def commit(self, plan: Plan) -> None:
         """The plan has been carried out: its tokens are in the cache."""
@@ -154,8 +181,7 @@ class Scheduler:
         """The blocks that the work's tokens need beyond those the sequences have, now theirs; None if there are not
         enough of them."""
         needs = [
-            self.cache.blocks_for(work.sequence.computed + work.ahead + work.steps) - len(work.sequence.blocks)
-            for work in works
+            self.cache.blocks_for(work.sequence.computed + work.steps) - len(work.sequence.blocks) for work in works
         ]
         taken = self.cache.take(sum(needs))
         if taken is not None:
@@ -164,6 +190,13 @@ class Scheduler:
                 work.sequence.blocks += taken[start : start + need]
                 start += need
         return taken
+
+    def _need(self, work: Work) -> int:
+        """Blocks that the work's tokens need at most: beyond those the sequence has, and for one it may not write to."""
+        sequence = work.sequence
+        index = sequence.computed // self.cache.block_size
+        copied = index < len(sequence.blocks) and self.cache.is_shared(sequence.blocks[index])
+        return self.cache.blocks_for(sequence.computed + work.steps) - len(sequence.blocks) + copied
 
     def _plan(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         count = min(sequence.pending, budget)
@@ -276,3 +309,8 @@ def _left_after(work: Work) -> int:
 
 def _is_decoding(sequence: Sequence) -> bool:
     return sequence.pending == 1 and sequence.copies == 1
+
+
+def _has_read(sequence: Sequence) -> bool:
+    """It decodes, or will when it gets the token it is drawing."""
+    return sequence.pending <= 1 and sequence.copies == 1

@@ -10,7 +10,7 @@ S all targets of a micro-batch, C those of them that can matter to the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -99,81 +99,6 @@ def _read(where: str, tokens_N: np.ndarray, inputs: dict[str, np.ndarray], optio
     return Example(
         tokens_N, columns(targets, np.int64), targets.shape, columns(weights), columns(counted, np.bool_), by_column
     )
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Datums that begin alike."""
-
-    indices: list[int]
-    tokens: int
-    """What they have in common counts once."""
-    pairs: int
-    """Of a token and one that it looks at."""
-
-
-def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
-    """Groups datums into micro-batches of at most `token_budget` tokens, a longer datum alone; what datums begin with
-    in common counts once, and such datums stay together as far as the budget goes. Longest first: memory peaks in the
-    first micro-batch rather than in the last, and neighbours of like length waste least in attention."""
-    batches: list[list[int]] = []
-    room = 0
-    for cluster in _clusters(sequences, token_budget):
-        if not batches or cluster.tokens > room:
-            batches.append([])
-            room = token_budget
-        batches[-1] += cluster.indices
-        room -= cluster.tokens
-    return batches
-
-
-def plan_evenly(
-    sequences: Sequence[np.ndarray], token_budget: int, parts_of: Callable[[int], int], pair_cost: float = 0.0
-) -> list[list[int]]:
-    """As `plan`, but in so many micro-batches as `parts_of` says for the number of tokens, which all cost about the
-    same: a token 1, and each one that it looks at `pair_cost`. A little beyond the budget rather than with a small one
-    at the end."""
-    total = sum(cluster.tokens for cluster in _clusters(sequences, token_budget))
-    parts = parts_of(total)
-    batches: list[list[int]] = [[] for _ in range(parts)]
-    loads, sizes = [0.0] * parts, [0] * parts
-
-    def cost(cluster: Cluster) -> float:
-        return cluster.tokens + pair_cost * cluster.pairs
-
-    # The largest first, each to whoever has least; whoever has few tokens that cost much is not given too many others.
-    most = max(token_budget, -(-total // parts))
-    for cluster in sorted(_clusters(sequences, -(-total // parts)), key=lambda cluster: -cost(cluster)):
-        roomy = [n for n in range(parts) if sizes[n] + cluster.tokens <= most] or range(parts)
-        lightest = min(roomy, key=lambda n: loads[n])
-        batches[lightest] += cluster.indices
-        loads[lightest] += cost(cluster)
-        sizes[lightest] += cluster.tokens
-    return [batch for batch in batches if batch]
-
-
-def _clusters(sequences: Sequence[np.ndarray], token_budget: int) -> list[Cluster]:
-    """Of at most so many tokens, unless a single datum has more; the longest datum first, in a cluster and of all
-    clusters."""
-    order = tree.alike(sequences)
-    shared = tree.shared_lengths([sequences[i] for i in order])
-    found: list[Cluster] = []
-    for index, common in zip(order, shared, strict=True):
-        length = len(sequences[index])
-        common = common if common >= tree.SHORTEST_SHARED else 0
-        if found and common and found[-1].tokens + length - common <= token_budget:
-            last = found[-1]
-            pairs = last.pairs + _pairs(length) - _pairs(common)
-            found[-1] = Cluster([*last.indices, index], last.tokens + length - common, pairs)
-        else:
-            found.append(Cluster([index], length, _pairs(length)))
-    for cluster in found:
-        cluster.indices.sort(key=lambda i: (-len(sequences[i]), i))
-    return sorted(found, key=lambda cluster: -len(sequences[cluster.indices[0]]))
-
-
-def _pairs(tokens: int) -> int:
-    return tokens * (tokens + 1) // 2
 
 
 @dataclass(frozen=True)

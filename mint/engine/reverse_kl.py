@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mint.engine.batch import Batch, Example, Part, pack, plan, read_data
+from mint.engine.batch import Batch, Example, Part, pack, read_data
 from mint.engine.logprobs import Head
 from mint.engine.lora import UNEMBEDDING, Adapter
 from mint.engine.model import BaseModel
+from mint.engine.planning import plan
 from mint.errors import BadRequest
 from mint.types import Datum, ForwardBackwardOutput, TensorData
 

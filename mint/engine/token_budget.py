@@ -23,6 +23,8 @@ FEWEST_TOKENS = 256
 # On a CPU a call is cut into as many micro-batches as there are cores to compute them side by side, unless they would
 # have fewer tokens than this: what happens between their products would take longer than the products.
 FEWEST_SIDE_BY_SIDE = 128
+# Where several cores share a micro-batch, tokens for each of them: fewer are one block of rows (`training_space.h`).
+FEWEST_SHARED = 48
 # Micro-batches may have so much more rather than leave a small one on a GPU, where 1,093 tokens by themselves took
 # 19 ms (H200, 0.6B), as long as 2,700 in a full micro-batch; or rather than be twice as many on a CPU.
 SLACK = 0.125
@@ -46,18 +48,29 @@ class TokenBudget:
         self.lanes = side_by_side if fixed is None and model.trains_side_by_side else 1
         """Micro-batches that may be computed at once, each in its share of the memory."""
         self.tokens = fixed or self._within(tokens // self.lanes)
+        self._shares = model.native_training is not None
+        self._alone = self._within(tokens)  # of a micro-batch beside which there is no other
         self.pair_cost = _pair_cost(model) if self.lanes > 1 else 0.0
         """What a token pays for each one that it looks at, beside 1 for itself; 0 where micro-batches need not end at
         the same time."""
 
     def parts(self, tokens: int) -> int:
-        """Into how many micro-batches so many tokens are best cut."""
-        slack = SLACK if self._adapts or self.lanes > 1 else 0.0
-        least = max(1, math.ceil(tokens / (self.tokens * (1 + slack))))
+        """Into how many micro-batches so many tokens are best cut, if each has a core of its own."""
+        least = self._fewest(tokens)
         if self.lanes == 1:
             return least
         most = max(1, tokens // FEWEST_SIDE_BY_SIDE)
         return max(least, min(most, -(-least // self.lanes) * self.lanes))
+
+    def choices(self, tokens: int) -> set[int]:
+        """That number, and the least where cores may share a micro-batch."""
+        if not self._shares:
+            return {self.parts(tokens)}
+        return {self.parts(tokens), 1 if tokens <= self._alone else self._fewest(tokens)}
+
+    def sharing(self, tokens: int) -> int:
+        """How many cores so many tokens keep busy at most, if cores may share a micro-batch."""
+        return max(1, tokens // FEWEST_SHARED) if self._shares else 1
 
     def measured(self, tokens: int, kept: int) -> None:
         """A forward pass over so many tokens kept so many bytes for its backward pass, which is over."""
@@ -68,6 +81,10 @@ class TokenBudget:
         """Memory ran out: not so many again."""
         self._most = max(FEWEST_TOKENS, self._most // 2)
         self.tokens = min(self.tokens, self._most)
+
+    def _fewest(self, tokens: int) -> int:
+        slack = SLACK if self._adapts or self.lanes > 1 else 0.0
+        return max(1, math.ceil(tokens / (self.tokens * (1 + slack))))
 
     def _within(self, tokens: int) -> int:
         return max(1, min(self._most, tokens))

@@ -8,6 +8,7 @@ all or nothing: gradients reach the adapter only when the whole call went well. 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from mint.checks import check_loss
-from mint.engine.batch import Batch, Example, Part, pack, plan, plan_evenly, read_data
+from mint.engine.batch import Batch, Example, Part, pack, read_data
 from mint.engine.device import cores
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
 from mint.engine.pass_graphs import CudaRecording, PassGraphs, Recorder
+from mint.engine.planning import plan, plan_evenly, plan_for_cores
 from mint.engine.reverse_kl import reverse_kl
 from mint.engine.shared_passes import Offer, Running, SharedPasses
 from mint.engine.side_by_side import SideBySide
@@ -96,23 +98,24 @@ class Trainer:
     def _on_cores(
         self, adapter: Adapter | None, examples: Sequence[Example], work: Work, outcome: _Outcome
     ) -> Generator[None, None, None]:
-        """On a CPU: as many micro-batches at once as there are cores for. How many is no matter to the result: they are
-        cut by the call's data alone, and added in their order."""
-        lanes = self._budget.lanes
-        threads = max(1, cores().count // lanes)
+        """On a CPU: as many micro-batches at once as there are cores for, or several cores for one. How many is no
+        matter to the result: they are cut by the call's data alone, and added in their order."""
+        budget = self._budget
+        threads = max(1, cores().count // budget.lanes)
         adapters = [] if adapter is None else [adapter]
 
-        def call(indices: list[int]) -> Running:
+        def call(indices: list[int], sharing: int) -> Running:
             self._model.use_threads(threads)
             batch = pack([Part(indices, examples)], self._model.trains_filled)
-            return Running(batch, self._run(adapters, batch, work))
+            return Running(batch, self._run(adapters, batch, replace(work, threads=sharing)))
 
         sequences = [example.tokens_N for example in examples]
-        pending = plan_evenly(sequences, self._budget.tokens, self._budget.parts, self._budget.pair_cost)
+        pending = plan_for_cores(sequences, budget.tokens, budget.choices, budget.lanes, budget.pair_cost)
         while pending:
-            with cores().lend(min(len(pending), lanes) * threads) as lent:
-                now = max(1, lent // threads)
-                found = self._side_by_side([partial(call, indices) for indices in pending[:now]])
+            tokens = sum(len(sequences[index]) for indices in pending for index in indices)
+            with cores().lend(max(min(len(pending), budget.lanes) * threads, budget.sharing(tokens))) as lent:
+                now = max(1, min(len(pending), budget.lanes, lent // threads))
+                found = self._side_by_side([partial(call, indices, lent // now) for indices in pending[:now]])
             for running in found:
                 outcome.add(running)
             pending = pending[now:]

@@ -34,6 +34,8 @@ class Work:
     options: tuple[tuple[str, float], ...]
     backward: bool
     lean: bool
+    threads: int = 1
+    """That share a pass in native code."""
 
 
 class Figures(NamedTuple):
@@ -106,7 +108,7 @@ def _forward(
 ) -> TorchForward | NativePass:
     if model.native_training is not None:
         assert not isinstance(adapter, Stack)
-        return model.native_training.forward(adapter, batch, temperature, work.backward, work.lean)
+        return model.native_training.forward(adapter, batch, temperature, work.backward, work.lean, work.threads)
     layout = batch.layout or batch.tree
     owners = batch.owners if isinstance(adapter, Stack) else None
     hidden_TM = model.hidden_of_tree(batch.tokens_T, batch.positions_T, layout, adapter, work.lean, owners)

@@ -10,7 +10,8 @@ import torch
 
 from mint.backend import ModelFacts
 from mint.checks import LOSS_FNS, check_loss
-from mint.engine.batch import Example, Part, pack, plan, read_data
+from mint.engine.batch import Example, Part, pack, read_data
+from mint.engine.planning import plan
 from mint.errors import BadRequest
 from mint.types import Datum, ModelInput, TensorData
 

@@ -39,7 +39,9 @@ class Bursts(Runner):
             return iter(drawn)
         self.followed += plan.follows
         self.unseen += not plan.follows and any(work.ahead for work in plan.work)
-        self._drawn = {work.sequence: self._drawn[work.sequence][-work.ahead :] if work.ahead else [] for work in plan.work}
+        self._drawn = {
+            work.sequence: self._drawn[work.sequence][-work.ahead :] if work.ahead else [] for work in plan.work
+        }
         logprobs: dict[Sequence, list[float]] = {work.sequence: [] for work in plan.work}
         for step in range(max(work.steps for work in plan.work)):
             works = [self._at(work, step) for work in plan.work if step < work.steps]

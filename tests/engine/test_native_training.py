@@ -17,12 +17,15 @@ from tiny_models import config
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mint.engine import token_budget, trainer
+from mint.engine.device import Cores
 from mint.engine.lora import Adapter
 from mint.engine.model import BaseModel
 from mint.engine.native import library, weights
 from mint.engine.native import training as native_training
 from mint.engine.native.training import NativeTraining
 from mint.engine.sampler.sampler import Sampler
+from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer
 from mint.types import Datum, LoraConfig, ModelInput, SampleRequest, SamplingParams
 
@@ -245,6 +248,29 @@ def test_passes_side_by_side_give_the_bits_of_passes_alone(tiny_model: Callable[
     with ThreadPoolExecutor(4) as threads:
         for n, each in enumerate(threads.map(run, ranks * 3)):
             assert_same_bits(each, alone[n % 4])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("unembed", [False, True])
+@pytest.mark.parametrize("family", FUSED)
+def test_threads_that_share_a_pass_give_the_bits_of_one(
+    family: str, unembed: bool, lean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree with a long prompt, prompts without a gradient, short and long answers; of any number of threads."""
+    model, rng = wide(tmp_path, family), np.random.default_rng(11)
+    adapter = random_adapter(model, LoraConfig(rank=5, seed=0, train_unembed=unembed))
+    data = group_data(12, [500], [[3, 20, 90]]) + [policy_datum(rng, length, 0) for length in (5, 520, 60)]
+
+    def threads(count: int) -> Found:
+        monkeypatch.setattr(trainer, "cores", lambda: Cores(count))
+        monkeypatch.setattr(token_budget, "cores", lambda: Cores(2))
+        monkeypatch.setattr(TokenBudget, "choices", lambda self, tokens: {1})
+        return found(model, adapter, data, lean=lean)
+
+    one = threads(1)
+    assert_close(one, through_torch(model, adapter, data, lean=lean))
+    for count in (2, 3, 7) * 3:
+        assert_same_bits(threads(count), one)
 
 
 def score(model: BaseModel, adapter: Adapter | None, data: Sequence[Datum]) -> list[np.ndarray]:

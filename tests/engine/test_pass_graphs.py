@@ -19,11 +19,11 @@ from test_trainer import assert_gradients, policy_data, train
 from torch import Tensor
 
 from mint.engine import layers, memory, pass_graphs
-from mint.engine.batch import plan_evenly
 from mint.engine.layers import FusedLayers
 from mint.engine.lora import Adapter
 from mint.engine.losses import LOSSES
 from mint.engine.model import BaseModel
+from mint.engine.planning import plan_evenly
 from mint.engine.shared_attention import FlashLayout, power_of_two, rounded
 from mint.engine.token_budget import TokenBudget
 from mint.engine.trainer import Trainer

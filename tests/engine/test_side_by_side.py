@@ -12,9 +12,9 @@ from reference import policy_datum, random_adapter
 from test_trainer import assert_gradients, train
 
 from mint.engine import token_budget, trainer
-from mint.engine.batch import plan_evenly
 from mint.engine.device import Cores
 from mint.engine.model import BaseModel
+from mint.engine.planning import plan_evenly, plan_for_cores
 from mint.engine.side_by_side import SideBySide
 from mint.engine.trainer import Trainer
 from mint.errors import BadRequest
@@ -64,7 +64,7 @@ def test_micro_batches_cost_about_the_same_where_attention_has_its_price() -> No
         """Token by token, each with all before it and itself."""
         return [sum(1 + pair_cost * (n + 1) for i in batch for n in range(lengths[i])) for batch in batches]
 
-    by_cost, by_tokens = (costs(plan_evenly(sequences, 4500, lambda _: 2, price)) for price in (pair_cost, 0.0))
+    by_cost, by_tokens = (costs(plan_for_cores(sequences, 4500, lambda _: {2}, 2, price)) for price in (pair_cost, 0.0))
     assert max(by_cost) - min(by_cost) < 150
     assert max(by_tokens) - min(by_tokens) > 1500, "which is what one core would wait for the other"
 
@@ -72,19 +72,45 @@ def test_micro_batches_cost_about_the_same_where_attention_has_its_price() -> No
 def test_no_micro_batch_is_given_more_tokens_than_the_budget_because_they_are_cheap() -> None:
     lengths = [1500, *([50] * 30)]
     sequences = [np.arange(length) + 2000 * n for n, length in enumerate(lengths)]
-    batches = plan_evenly(sequences, 1600, lambda _: 2, 1 / 100)
+    batches = plan_for_cores(sequences, 1600, lambda _: {2}, 2, 1 / 100)
     assert [sum(lengths[i] for i in batch) for batch in batches] == [1500, 1500]
-    assert [sum(lengths[i] for i in batch) for batch in plan_evenly(sequences, 1400, lambda _: 2, 1 / 100)] == [
-        1500
-    ] * 2
+    tighter = plan_for_cores(sequences, 1400, lambda _: {2}, 2, 1 / 100)
+    assert [sum(lengths[i] for i in batch) for batch in tighter] == [1500] * 2
 
 
 def test_what_datums_have_in_common_costs_once() -> None:
     shared = np.arange(100)
     group = [np.concatenate([shared, np.full(20, 1000 + n)]) for n in range(4)]
     alone = [np.arange(180) + 5000]
-    batches = plan_evenly([*group, *alone], 400, lambda _: 2, 1 / 200)
+    batches = plan_for_cores([*group, *alone], 400, lambda _: {2}, 2, 1 / 200)
     assert batches == [[4], [0, 1, 2, 3]], "180 tokens each, and the one alone looks at more of them"
+
+
+def numbered(*lengths: int) -> list[np.ndarray]:
+    return [np.arange(length) + 10000 * n for n, length in enumerate(lengths)]
+
+
+GROUP = [np.concatenate([np.arange(128), np.full(32, 1000 + n)]) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "cores", "batches"),
+    [
+        (numbered(100, 100, 100, 100), 2, 2),
+        (numbered(1000), 2, 1),
+        (numbered(100, 100, 100), 2, 1),  # 300 / 2 are over before 200
+        (numbered(100, 95), 2, 2),
+        (GROUP, 2, 1),  # 384 tokens together, 256 in each half
+        ([*GROUP, *(sequence + 5000 for sequence in GROUP)], 2, 2),
+        (numbered(100, 100, 100), 3, 3),
+        (numbered(300, 20, 20), 3, 1),
+    ],
+)
+def test_cores_share_a_micro_batch_where_that_is_over_first(
+    sequences: list[np.ndarray], cores: int, batches: int
+) -> None:
+    found = plan_for_cores(sequences, 2048, lambda _: {1, cores}, cores, 0.0)
+    assert len(found) == batches and sorted(i for batch in found for i in batch) == list(range(len(sequences)))
 
 
 def test_a_call_is_cut_for_all_cores_unless_it_is_small(
@@ -94,6 +120,10 @@ def test_a_call_is_cut_for_all_cores_unless_it_is_small(
     budget = token_budget.TokenBudget(tiny_model("qwen3"), lean=False)
     assert budget.lanes == 2
     assert [budget.parts(tokens) for tokens in (1, 200, 256, 4096, 4608, 4609, 9217)] == [1, 1, 2, 2, 2, 4, 6]
+    assert [budget.choices(tokens) for tokens in (1, 256, 2048, 4609)] == [{1}, {1, 2}, {1, 2}, {3, 4}]
+    assert [budget.sharing(tokens) for tokens in (1, 95, 96, 960)] == [1, 1, 2, 20]
+    through_torch = token_budget.TokenBudget(tiny_model("gemma3"), lean=False)
+    assert through_torch.choices(256) == {2} and through_torch.sharing(960) == 1
     on(monkeypatch, Cores(1))
     assert token_budget.TokenBudget(tiny_model("qwen3"), lean=False).lanes == 1
 

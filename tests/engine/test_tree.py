@@ -13,8 +13,8 @@ from reference import SHARED, group_data, random_adapter
 from test_trainer import assert_gradients, train
 
 from mint.engine import tree
-from mint.engine.batch import plan
 from mint.engine.model import BaseModel
+from mint.engine.planning import plan
 from mint.engine.trainer import Trainer
 from mint.types import LoraConfig
 

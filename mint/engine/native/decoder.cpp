@@ -40,11 +40,6 @@ constexpr int64_t PANELS_A_PIECE = 2;
 constexpr int64_t SHARED_WORK = 1 << 21, SHARED_NUMBERS = 1 << 18;
 constexpr int64_t LOGIT_ROWS = 96;     // rows whose logits exist at once while everybody draws
 
-Pool& pool() {
-    static Pool& only = *new Pool;  // never destroyed: its threads live as long as the process
-    return only;
-}
-
 struct Buffer {
     std::vector<float> numbers;
     int64_t width = 0;
@@ -337,7 +332,7 @@ void mint_pack_adapter(const Decoder* decoder, const Adapter* adapter, float* ro
 
 // The final hidden states, after the last norm; keys and values are in the cache by then.
 void mint_hidden(const Decoder* decoder, const Batch* batch, float* hidden) {
-    Pool::Step step(pool(), batch->threads);
+    Pool::Step step(batch->threads);
     Pass(*decoder, batch->runs, batch->num_runs, batch->rows, step, workspace()).hidden(*batch, hidden);
 }
 
@@ -346,7 +341,7 @@ void mint_decode(
     const Decoder* decoder, const Batch* batch, const float* temperature, const double* uniform, int64_t* tokens,
     float* logprobs
 ) {
-    Pool::Step step(pool(), batch->threads);
+    Pool::Step step(batch->threads);
     Workspace& space = workspace();
     const int64_t vocabulary = decoder->unembedding.outputs;
     space.hidden.shape(batch->rows, decoder->hidden);
@@ -367,7 +362,7 @@ void mint_logits(
     const Decoder* decoder, const float* hidden, int64_t rows, const Run* runs, int64_t num_runs, int64_t threads,
     float* logits
 ) {
-    Pool::Step step(pool(), threads);
+    Pool::Step step(threads);
     const Rows from{hidden, decoder->hidden};
     Pass(*decoder, runs, num_runs, rows, step, workspace()).unembed(from, logits);
 }
@@ -376,7 +371,7 @@ void mint_draw(
     const float* logits, int64_t rows, int64_t vocabulary, const float* temperature, const double* uniform, int64_t threads,
     int64_t* tokens, float* logprobs
 ) {
-    Pool::Step step(pool(), threads);
+    Pool::Step step(threads);
     draw_rows(step, logits, rows, vocabulary, temperature, uniform, tokens, logprobs);
 }
 

@@ -127,6 +127,7 @@ class MicroBatch(Structure):
         ("adapter", POINTER(Adapter)),
         ("keep", c_int64),
         ("lean", c_int64),
+        ("threads", c_int64),
         ("memory", c_void_p),
     )
 

@@ -1,9 +1,9 @@
-// A decoder's training pass over the packed rows of a tree, in float32 on a CPU, in one thread: log-probs of target
-// tokens, then the gradients of an adapter's matrices. What `mint.engine.layers` and `mint.engine.logprobs` do in torch.
+// A decoder's training pass over the packed rows of a tree, in float32 on a CPU: log-probs of target tokens, then the
+// gradients of an adapter's matrices. What `mint.engine.layers` and `mint.engine.logprobs` do in torch.
 //
 // Between norm and attention, and between attention and the end of a layer, rows are taken by the block, so that what
-// is computed of them stays in the nearer caches. Every sum has one order, given by the micro-batch alone. The
-// structures are those of `structures.py`, field by field.
+// is computed of them stays in the nearer caches; attention by node and head. Several threads share these. Every sum has
+// one order, given by the micro-batch alone. The structures are those of `structures.py`, field by field.
 
 #include "training_head.h"
 #include "training_layers.h"
@@ -15,33 +15,30 @@ public:
     TrainingPass(const Model& model, const MicroBatch& batch)
         : decoder_(*model.decoder), batch_(batch), memory_(batch.memory),
           adapter_(decoder_, batch.adapter, batch.keep, memory_), space_(model, batch, adapter_, memory_),
-          projections_(model, adapter_, space_), layers_(model, batch, space_, projections_),
-          head_(model, batch, space_, projections_) {}
+          crew_(batch.threads, space_), projections_(model, adapter_), layers_(model, batch, space_, projections_, crew_),
+          head_(model, batch, space_, projections_, crew_) {}
 
     // Floats of memory, all in all.
     int64_t used() const { return memory_.used(); }
 
     void forward(float* logprobs) {
-        adapter_.pack();
+        crew_.by_pieces(adapter_.parts(), [&](int64_t part, Bench&) { adapter_.pack(part); });
         const int64_t width = decoder_.hidden, layers = decoder_.num_layers;
-        for (int64_t row = 0; row < batch_.rows; row++)
-            embed(
-                decoder_.embedding + batch_.tokens[row] * width, width, decoder_.embedding_scale,
-                space_.layers[0].x + row * width
-            );
+        by_rows([&](int64_t row) {
+            const float* from = decoder_.embedding + batch_.tokens[row] * width;
+            embed(from, width, decoder_.embedding_scale, space_.layers[0].x + row * width);
+        });
         for (int64_t n = 0; n < layers; n++)
             layers_.forward(n, n + 1 < layers ? space_.layers[n + 1].x : space_.last);
-        for (int64_t row = 0; row < batch_.rows; row++)
+        by_rows([&](int64_t row) {
             norm(space_.last + row * width, decoder_.final_norm, width, decoder_.eps, space_.hidden + row * width);
-        by_row_blocks(0, batch_.live, [&](int64_t first, int64_t rows) { head_.forward(first, rows, true, logprobs); });
-        by_row_blocks(batch_.live, batch_.rows, [&](int64_t first, int64_t rows) {
-            head_.forward(first, rows, false, logprobs);
         });
+        head_.forward(logprobs);
     }
 
     void backward(const float* grad_cells, float* gradients) {
         const int64_t lowest = lowest_trained();
-        adapter_.clear_gradients();
+        crew_.by_pieces(adapter_.parts(), [&](int64_t part, Bench&) { adapter_.clear_gradients(part); });
         std::memset(space_.grad, 0, batch_.rows * decoder_.hidden * sizeof(float));
         head_.backward(grad_cells);
         for (int64_t n = decoder_.num_layers - 1; n >= lowest; n--) {
@@ -49,10 +46,17 @@ public:
             if (batch_.lean) layers_.forward(n, space_.hidden);
             layers_.backward(n, n > lowest);
         }
-        adapter_.gradients(gradients);
+        crew_.by_pieces(adapter_.linears(), [&](int64_t linear, Bench&) { adapter_.gradients(linear, gradients); });
     }
 
 private:
+    template <typename Work>
+    void by_rows(const Work& work) {
+        crew_.by_blocks(0, batch_.rows, [&](const RowBlock& block, Bench&) {
+            for (int64_t row = block.first; row < block.first + block.rows; row++) work(row);
+        });
+    }
+
     // The first layer with an adapter, below which no gradient is needed.
     int64_t lowest_trained() const {
         int64_t number = 0;
@@ -65,6 +69,7 @@ private:
     Memory memory_;
     TrainedAdapter adapter_;
     Space space_;
+    Crew crew_;
     Projections projections_;
     Layers layers_;
     Head head_;

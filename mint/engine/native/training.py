@@ -1,7 +1,7 @@
 """`NativeTraining`: log-probs of a micro-batch and their gradients in native code, float32 on a CPU.
 
-What `BaseModel.hidden_of_tree` and `target_logprobs` do in torch, which stay the reference. One thread; several passes
-may be under way at once.
+What `BaseModel.hidden_of_tree` and `target_logprobs` do in torch, which stay the reference. Several passes may be under
+way at once, and several threads share one; neither decides a bit.
 
 Shapes: C cells (see `mint.engine.logprobs.Cells`), S the same in the order of the targets, P parameters of the adapter.
 """
@@ -37,10 +37,10 @@ class NativeTraining:
         self._memory: deque[_Memory] = deque()  # one for each pass that was under way at once
 
     def forward(
-        self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool
+        self, adapter: Adapter | None, batch: Batch, temperature: float, backward: bool, lean: bool, threads: int
     ) -> NativePass:
         """`backward`: its gradients will be asked for."""
-        return NativePass(self, adapter, batch, temperature, backward and adapter is not None, lean)
+        return NativePass(self, adapter, batch, temperature, backward and adapter is not None, lean, threads)
 
     def model(self, backward: bool) -> structures.Model:
         if backward:
@@ -92,6 +92,7 @@ class NativePass:
         temperature: float,
         backward: bool,
         lean: bool,
+        threads: int,
     ) -> None:
         self._training, self._model = training, training.model(backward)
         self._adapter = None if adapter is None else AdapterMatrices(training.weights, adapter)
@@ -120,6 +121,7 @@ class NativePass:
             adapter=None if self._adapter is None else ctypes.pointer(self._adapter.structure),
             keep=backward,
             lean=lean,
+            threads=threads,
         )
         self._memory: _Memory | None = None
         self._logprobs_C = self._forward().requires_grad_(backward)

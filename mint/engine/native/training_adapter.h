@@ -47,47 +47,52 @@ public:
         return most;
     }
 
-    void pack() {
-        for (TrainedLowRank& part : parts_) {
-            const Adapted& adapted = part.adapted;
-            if (!part.forward.rank) continue;
-            pack_down(adapted, part.forward.down);
-            pack_up(adapted, adapter_->scale, part.forward.up, part.forward.ranges);
-            if (!part.back_up) continue;
-            pack_back_down(adapted, part.back_down);
-            float* back_up = part.back_up;
-            for (const AdaptedLinear* linear : adapted.linears) {
-                pack_back_up(*linear, adapted.each, adapter_->scale, back_up);
-                back_up += padded_outputs(adapted.each) * linear->outputs;
-            }
+    int64_t parts() const { return int64_t(parts_.size()); }
+
+    void pack(int64_t number) {
+        TrainedLowRank& part = parts_[number];
+        const Adapted& adapted = part.adapted;
+        if (!part.forward.rank) return;
+        pack_down(adapted, part.forward.down);
+        pack_up(adapted, adapter_->scale, part.forward.up, part.forward.ranges);
+        if (!part.back_up) return;
+        pack_back_down(adapted, part.back_down);
+        float* back_up = part.back_up;
+        for (const AdaptedLinear* linear : adapted.linears) {
+            pack_back_up(*linear, adapted.each, adapter_->scale, back_up);
+            back_up += padded_outputs(adapted.each) * linear->outputs;
         }
     }
 
-    void clear_gradients() {
-        for (TrainedLowRank& part : parts_) {
-            if (!part.forward.rank) continue;
-            std::memset(part.grad_down, 0, part.forward.rank * part.adapted.inputs * sizeof(float));
-            std::memset(part.grad_up, 0, adapter_->rank * part.outputs() * sizeof(float));
-        }
+    void clear_gradients(int64_t number) {
+        const TrainedLowRank& part = parts_[number];
+        if (!part.forward.rank) return;
+        std::memset(part.grad_down, 0, part.forward.rank * part.adapted.inputs * sizeof(float));
+        std::memset(part.grad_up, 0, adapter_->rank * part.outputs() * sizeof(float));
     }
 
-    // Of A and B of every linear, one after the other, in the shapes and the order in which they were given.
-    void gradients(float* out) const {
+    int64_t linears() const { return adapter_->count; }
+
+    // Of a linear's A and B. Those of all linears stand one after the other, in the shapes and the order in which they
+    // were given.
+    void gradients(int64_t number, float* out) const {
         const int64_t rank = adapter_->rank;
-        for (int64_t n = 0; n < adapter_->count; n++) {
-            const AdaptedLinear& linear = adapter_->linears[n];
-            const TrainedLowRank& part = parts_[linear.projection];
-            const int64_t inputs = part.adapted.inputs, outputs = linear.outputs;
-            const float *grad_down = part.grad_down, *grad_up = part.grad_up;
-            for (const AdaptedLinear* before : part.adapted.linears) {
-                if (before == &linear) break;
-                grad_down += rank * inputs, grad_up += rank * before->outputs;
-            }
-            std::memcpy(out, grad_down, rank * inputs * sizeof(float));
-            out += rank * inputs;
-            for (int64_t o = 0; o < outputs; o++)
-                for (int64_t r = 0; r < rank; r++) *out++ = grad_up[r * outputs + o] * adapter_->scale;
+        for (int64_t n = 0; n < number; n++) {
+            const AdaptedLinear& before = adapter_->linears[n];
+            out += rank * (parts_[before.projection].adapted.inputs + before.outputs);
         }
+        const AdaptedLinear& linear = adapter_->linears[number];
+        const TrainedLowRank& part = parts_[linear.projection];
+        const int64_t inputs = part.adapted.inputs, outputs = linear.outputs;
+        const float *grad_down = part.grad_down, *grad_up = part.grad_up;
+        for (const AdaptedLinear* before : part.adapted.linears) {
+            if (before == &linear) break;
+            grad_down += rank * inputs, grad_up += rank * before->outputs;
+        }
+        std::memcpy(out, grad_down, rank * inputs * sizeof(float));
+        out += rank * inputs;
+        for (int64_t o = 0; o < outputs; o++)
+            for (int64_t r = 0; r < rank; r++) *out++ = grad_up[r * outputs + o] * adapter_->scale;
     }
 
 private:

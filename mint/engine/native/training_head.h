@@ -9,20 +9,44 @@
 
 class Head {
 public:
-    Head(const Model& model, const MicroBatch& batch, Space& space, Projections& projections)
-        : model_(model), decoder_(*model.decoder), batch_(batch), space_(space), projections_(projections),
+    Head(const Model& model, const MicroBatch& batch, Space& space, Projections& projections, Crew& crew)
+        : model_(model), decoder_(*model.decoder), batch_(batch), space_(space), projections_(projections), crew_(crew),
           number_(PROJECTIONS * decoder_.num_layers) {}
 
-    // The log-probs of the cells whose rows are first..first+rows-1 of the cells' order. For `live` rows it takes the
-    // mean row of the unembedding as well.
-    void forward(int64_t first, int64_t rows, bool live, float* logprobs) {
+    // The log-probs of all cells, and for live rows the mean row of the unembedding.
+    void forward(float* logprobs) {
+        const auto forward = [&](int64_t start, int64_t stop) {
+            crew_.by_blocks(start, stop, [&](const RowBlock& block, Bench& bench) {
+                forward_block(block.first, block.rows, start < batch_.live, logprobs, bench);
+            });
+        };
+        forward(0, batch_.live);
+        forward(batch_.live, batch_.rows);
+    }
+
+    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter. Rows without
+    // a gradient, such as prompts that were given no weights but an advantage of 0, are left out.
+    void backward(const float* grad_cells) {
+        std::vector<int64_t> places;  // in the cells' order
+        for (int64_t cell = 0; cell < batch_.num_cells && batch_.places[cell] < batch_.live; cell++)
+            if (grad_cells[cell] != 0.0f && (places.empty() || places.back() != batch_.places[cell]))
+                places.push_back(batch_.places[cell]);
+        projections_.restart(number_);
+        crew_.by_blocks(0, int64_t(places.size()), [&](const RowBlock& block, Bench& bench) {
+            backward_block(places.data() + block.first, block, grad_cells, bench);
+        });
+    }
+
+private:
+    // Of the rows first..first+rows-1 of the cells' order.
+    void forward_block(int64_t first, int64_t rows, bool live, float* logprobs, Bench& bench) {
         const int64_t vocabulary = decoder_.unembedding.outputs, width = decoder_.hidden;
         std::vector<double> sums(rows);
         std::vector<int64_t> places(rows);
         std::iota(places.begin(), places.end(), first);
         const bool kept = live && space_.powers;
-        float* start = kept ? space_.powers + first * vocabulary : space_.logits;
-        logits(gathered(places.data(), rows), rows, start);
+        float* start = kept ? space_.powers + first * vocabulary : bench.logits;
+        logits(gathered(places.data(), rows, bench), rows, start, bench);
         for (int64_t n = 0; n < rows; n++) {
             float *row = start + n * vocabulary, largest;
             by_cells(first + n, [&](int64_t cell) { logprobs[cell] = row[batch_.targets[cell]]; });
@@ -35,7 +59,7 @@ public:
         // With an adapter of its own the unembedding needs its logits on the way back.
         if (!live || !batch_.keep || projections_.low_rank(number_)) return;
         float* means = space_.means + first * width;
-        product_back(model_.back[number_], {start, vocabulary}, rows, means, space_.pairs);
+        product_back(model_.back[number_], {start, vocabulary}, rows, means, bench.pairs);
         for (int64_t n = 0; n < rows; n++) {
             const Vector share = splat(float(1.0 / sums[n]));
             float* mean = means + n * width;
@@ -43,24 +67,11 @@ public:
         }
     }
 
-    // From the gradients of log-probs to those of the last layer's output, and of the unembedding's adapter. Rows without
-    // a gradient, such as prompts that were given no weights but an advantage of 0, are left out.
-    void backward(const float* grad_cells) {
-        std::vector<int64_t> places;  // in the cells' order
-        for (int64_t cell = 0; cell < batch_.num_cells && batch_.places[cell] < batch_.live; cell++)
-            if (grad_cells[cell] != 0.0f && (places.empty() || places.back() != batch_.places[cell]))
-                places.push_back(batch_.places[cell]);
-        by_row_blocks(0, int64_t(places.size()), [&](int64_t first, int64_t rows) {
-            block_back(places.data() + first, rows, grad_cells);
-        });
-    }
-
-private:
-    void block_back(const int64_t* places, int64_t rows, const float* grad_cells) {
-        const int64_t width = decoder_.hidden;
-        float* grad = space_.normed;
+    void backward_block(const int64_t* places, const RowBlock& block, const float* grad_cells, Bench& bench) {
+        const int64_t width = decoder_.hidden, rows = block.rows;
+        float* grad = bench.normed;
         if (projections_.low_rank(number_))
-            adapted_back(places, rows, grad_cells, grad);
+            adapted_back(places, block, grad_cells, grad, bench);
         else
             for (int64_t n = 0; n < rows; n++) plain_back(places[n], grad_cells, grad + n * width);
         for (int64_t n = 0; n < rows; n++) {
@@ -72,17 +83,17 @@ private:
     }
 
     // Hidden states at those places of the cells' order, now in `narrow`.
-    Rows gathered(const int64_t* places, int64_t rows) {
+    Rows gathered(const int64_t* places, int64_t rows, Bench& bench) {
         const int64_t width = decoder_.hidden;
         for (int64_t n = 0; n < rows; n++)
             std::memcpy(
-                space_.narrow + n * width, space_.hidden + batch_.order[places[n]] * width, width * sizeof(float)
+                bench.narrow + n * width, space_.hidden + batch_.order[places[n]] * width, width * sizeof(float)
             );
-        return {space_.narrow, width};
+        return {bench.narrow, width};
     }
 
-    void logits(Rows x, int64_t rows, float* out) {
-        projections_.project(decoder_.unembedding, number_, x, rows, space_.low, out, false);
+    void logits(Rows x, int64_t rows, float* out, Bench& bench) {
+        projections_.project(decoder_.unembedding, number_, x, rows, bench.low, out, false, bench);
     }
 
     // A row's logits become e^((logit - largest) / temperature); gives their sum, and the largest.
@@ -148,16 +159,18 @@ private:
         add(space_.means + place * width, -taken);
     }
 
-    void adapted_back(const int64_t* places, int64_t rows, const float* grad_cells, float* grad) {
-        const int64_t vocabulary = decoder_.unembedding.outputs, rank = projections_.rank(number_);
-        const Rows x = gathered(places, rows);
+    void adapted_back(
+        const int64_t* places, const RowBlock& block, const float* grad_cells, float* grad, Bench& bench
+    ) {
+        const int64_t vocabulary = decoder_.unembedding.outputs, rank = projections_.rank(number_), rows = block.rows;
+        const Rows x = gathered(places, rows, bench);
         if (space_.powers)
-            reduce(projections_.low_rank(number_)->forward, x, rows, decoder_.hidden, space_.low, rank);
+            reduce(projections_.low_rank(number_)->forward, x, rows, decoder_.hidden, bench.low, rank);
         else
-            logits(x, rows, space_.logits);
-        const std::vector<float> low(space_.low, space_.low + rows * rank);
+            logits(x, rows, bench.logits, bench);
+        const std::vector<float> low(bench.low, bench.low + rows * rank);
         for (int64_t n = 0; n < rows; n++) {
-            float *row = space_.logits + n * vocabulary, taken = 0.0f, largest;
+            float *row = bench.logits + n * vocabulary, taken = 0.0f, largest;
             const double sum = space_.powers ? space_.sums[places[n]] : powers(row, &largest);
             const float* from = space_.powers ? space_.powers + places[n] * vocabulary : row;
             by_cells(places[n], [&](int64_t cell) { taken += grad_cells[cell] / batch_.temperature; });
@@ -169,7 +182,7 @@ private:
                 row[batch_.targets[cell]] += grad_cells[cell] / batch_.temperature;
             });
         }
-        projections_.project_back(number_, x, rows, low.data(), space_.logits, grad);
+        projections_.project_back(number_, x, block, low.data(), bench.logits, grad, bench);
     }
 
     const Model& model_;
@@ -177,5 +190,6 @@ private:
     const MicroBatch& batch_;
     Space& space_;
     Projections& projections_;
+    Crew& crew_;
     const int64_t number_;  // of the unembedding among the projections
 };

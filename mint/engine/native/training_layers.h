@@ -9,48 +9,66 @@
 
 class Layers {
 public:
-    Layers(const Model& model, const MicroBatch& batch, Space& space, Projections& projections)
-        : decoder_(*model.decoder), batch_(batch), space_(space), projections_(projections),
+    Layers(const Model& model, const MicroBatch& batch, Space& space, Projections& projections, Crew& crew)
+        : decoder_(*model.decoder), batch_(batch), space_(space), projections_(projections), crew_(crew),
           shape_{decoder_.heads, decoder_.kv_heads, decoder_.head_dim, decoder_.scale},
           nodes_(nodes_of(batch.lengths, batch.parents, batch.num_nodes)) {}
 
     void forward(int64_t number, float* out) {
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
-        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { attention_inputs(number, first, rows); });
-        TreeAttention attention(shape_, layer.window);
-        for (const Node& node : nodes_) attention.forward(node, kept.qkv, kept.seen, kept.mass);
-        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { after_attention(number, first, rows, out); });
+        by_blocks([&](const RowBlock& block, Bench& bench) { attention_inputs(number, block, bench); });
+        by_nodes([&](const Node& node, int64_t, int64_t head, AttentionRoom& room) {
+            TreeAttention(shape_, layer.window, head, room).forward(node, kept.qkv, kept.seen, kept.mass);
+        });
+        by_blocks([&](const RowBlock& block, Bench& bench) { after_attention(number, block, out, bench); });
     }
 
     // `grad` goes from the layer's output to its input, if anybody is interested in that.
     void backward(int64_t number, bool wanted) {
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
-        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) { after_attention_back(number, first, rows); });
+        for (const Projection kind : {QKV, OUT, GATE_UP, DOWN}) projections_.restart(PROJECTIONS * number + kind);
+        by_blocks([&](const RowBlock& block, Bench& bench) { after_attention_back(number, block, bench); });
         std::memset(space_.grad_qkv, 0, batch_.rows * shape_.width() * sizeof(float));
-        TreeAttention attention(shape_, layer.window);
-        for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node)
-            attention.backward(*node, kept.qkv, kept.seen, kept.mass, space_.grad_seen, space_.grad_qkv);
-        by_row_blocks(0, batch_.rows, [&](int64_t first, int64_t rows) {
-            attention_inputs_back(number, first, rows, wanted);
+        std::vector<Turns> turns(shape_.kv_heads);
+        by_nodes([&](const Node& node, int64_t place, int64_t head, AttentionRoom& room) {
+            TreeAttention attention(shape_, layer.window, head, room);
+            attention.backward(node, kept.qkv, kept.seen, kept.mass, space_.grad_seen, space_.grad_qkv);
+            turns[head].take(place, [&] { attention.add_gradients(node, space_.grad_qkv); });
         });
+        by_blocks([&](const RowBlock& block, Bench& bench) { attention_inputs_back(number, block, wanted, bench); });
     }
 
 private:
+    template <typename Work>
+    void by_blocks(const Work& work) {
+        crew_.by_blocks(0, batch_.rows, work);
+    }
+
+    // Calls work(node, its place, head, room) for each node and key/value head, the deepest nodes first.
+    template <typename Work>
+    void by_nodes(const Work& work) {
+        const int64_t heads = shape_.kv_heads, count = int64_t(nodes_.size());
+        crew_.by_pieces(count * heads, [&](int64_t piece, Bench& bench) {
+            work(nodes_[count - 1 - piece / heads], piece / heads, piece % heads, bench.attention);
+        });
+    }
+
     // The rows from `first` on, as the projection's adapter reduced them.
     float* low_of(int64_t number, Projection kind, int64_t first) const {
         return space_.layers[number].low[kind] + first * projections_.rank(PROJECTIONS * number + kind);
     }
 
-    void attention_inputs(int64_t number, int64_t first, int64_t rows) {
+    void attention_inputs(int64_t number, const RowBlock& block, Bench& bench) {
+        const auto [_, first, rows] = block;
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
         const int64_t width = decoder_.hidden, size = decoder_.head_dim, both = decoder_.heads + decoder_.kv_heads;
         for (int64_t n = 0; n < rows; n++)
-            norm(kept.x + (first + n) * width, layer.input_norm, width, decoder_.eps, space_.normed + n * width);
+            norm(kept.x + (first + n) * width, layer.input_norm, width, decoder_.eps, bench.normed + n * width);
         float *low = low_of(number, QKV, first), *qkv = kept.qkv + first * shape_.width();
-        projections_.project(layer.qkv, PROJECTIONS * number + QKV, {space_.normed, width}, rows, low, qkv, false);
+        projections_.project(layer.qkv, PROJECTIONS * number + QKV, {bench.normed, width}, rows, low, qkv, false, bench);
         for (int64_t row = first; row < first + rows; row++) {
             float* x = kept.qkv + row * shape_.width();
             const int64_t position = batch_.positions[row];
@@ -62,14 +80,16 @@ private:
         }
     }
 
-    void after_attention(int64_t number, int64_t first, int64_t rows, float* out) {
+    void after_attention(int64_t number, const RowBlock& block, float* out, Bench& bench) {
+        const auto [_, first, rows] = block;
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
         const int64_t width = decoder_.hidden, seen = decoder_.heads * decoder_.head_dim, inner = decoder_.intermediate;
-        float *middle = kept.middle + first * width, *gate_up = space_.wide;
+        float *middle = kept.middle + first * width, *gate_up = bench.wide;
         std::memcpy(middle, kept.x + first * width, rows * width * sizeof(float));
         const auto project = [&](const Matrix& matrix, Projection kind, Rows x, float* to, bool add) {
-            projections_.project(matrix, PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), to, add);
+            float* low = low_of(number, kind, first);
+            projections_.project(matrix, PROJECTIONS * number + kind, x, rows, low, to, add, bench);
         };
         // To the residual stream `to`, through a norm if there is one, whose inputs are kept.
         const auto add = [&](const Matrix& matrix, Projection kind, Rows x, float* to, const float* norm, float* kept) {
@@ -80,16 +100,17 @@ private:
         };
         add(layer.out, OUT, {kept.seen + first * seen, seen}, middle, layer.attention_norm, kept.attended);
         for (int64_t n = 0; n < rows; n++)
-            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
-        project(layer.gate_up, GATE_UP, {space_.normed, width}, gate_up, false);
+            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, bench.normed + n * width);
+        project(layer.gate_up, GATE_UP, {bench.normed, width}, gate_up, false);
         for (int64_t n = 0; n < rows; n++)
-            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
+            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, bench.narrow + n * inner);
         std::memcpy(kept.gate_up + first * 2 * inner, gate_up, rows * 2 * inner * sizeof(float));
         std::memcpy(out + first * width, middle, rows * width * sizeof(float));
-        add(layer.down, DOWN, {space_.narrow, inner}, out + first * width, layer.gated_norm, kept.passed);
+        add(layer.down, DOWN, {bench.narrow, inner}, out + first * width, layer.gated_norm, kept.passed);
     }
 
-    void after_attention_back(int64_t number, int64_t first, int64_t rows) {
+    void after_attention_back(int64_t number, const RowBlock& block, Bench& bench) {
+        const auto [_, first, rows] = block;
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
         const int64_t width = decoder_.hidden, seen = decoder_.heads * decoder_.head_dim, inner = decoder_.intermediate;
@@ -97,6 +118,7 @@ private:
         float* grad = space_.grad + first * width;
         if (all_zero(grad, rows * width)) {  // as of prompts, in the last layer
             std::memset(space_.grad_seen + first * seen, 0, rows * seen * sizeof(float));
+            for (const Projection kind : {DOWN, GATE_UP, OUT}) projections_.pass(PROJECTIONS * number + kind, block);
             return;
         }
         // From the gradient of the residual stream to that of what was added to it.
@@ -104,35 +126,37 @@ private:
             if (!norm) return grad;
             for (int64_t n = 0; n < rows; n++)
                 norm_back(
-                    kept + (first + n) * width, norm, width, decoder_.eps, grad + n * width, space_.added + n * width, false
+                    kept + (first + n) * width, norm, width, decoder_.eps, grad + n * width, bench.added + n * width, false
                 );
-            return space_.added;
+            return bench.added;
         };
         // The gated rows again, then their gradients in their place.
         for (int64_t n = 0; n < rows; n++)
-            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner);
-        float* grad_gated = space_.wide;
+            gate(decoder_.gelu, gate_up + n * 2 * inner, inner, bench.narrow + n * inner);
+        float* grad_gated = bench.wide;
         const auto back = [&](Projection kind, Rows x, const float* given, float* to) {
-            projections_.project_back(PROJECTIONS * number + kind, x, rows, low_of(number, kind, first), given, to);
+            const float* low = low_of(number, kind, first);
+            projections_.project_back(PROJECTIONS * number + kind, x, block, low, given, to, bench);
         };
-        back(DOWN, {space_.narrow, inner}, added_back(layer.gated_norm, kept.passed), grad_gated);
-        std::memcpy(space_.narrow, grad_gated, rows * inner * sizeof(float));
+        back(DOWN, {bench.narrow, inner}, added_back(layer.gated_norm, kept.passed), grad_gated);
+        std::memcpy(bench.narrow, grad_gated, rows * inner * sizeof(float));
         for (int64_t n = 0; n < rows; n++)
             gate_back(
-                decoder_.gelu, gate_up + n * 2 * inner, inner, space_.narrow + n * inner, space_.wide + n * 2 * inner
+                decoder_.gelu, gate_up + n * 2 * inner, inner, bench.narrow + n * inner, bench.wide + n * 2 * inner
             );
         for (int64_t n = 0; n < rows; n++)
-            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.normed + n * width);
-        back(GATE_UP, {space_.normed, width}, space_.wide, space_.narrow);
+            norm(middle + n * width, layer.mlp_norm, width, decoder_.eps, bench.normed + n * width);
+        back(GATE_UP, {bench.normed, width}, bench.wide, bench.narrow);
         for (int64_t n = 0; n < rows; n++)
             norm_back(
-                middle + n * width, layer.mlp_norm, width, decoder_.eps, space_.narrow + n * width, grad + n * width, true
+                middle + n * width, layer.mlp_norm, width, decoder_.eps, bench.narrow + n * width, grad + n * width, true
             );
         const float* grad_attended = added_back(layer.attention_norm, kept.attended);
         back(OUT, {kept.seen + first * seen, seen}, grad_attended, space_.grad_seen + first * seen);
     }
 
-    void attention_inputs_back(int64_t number, int64_t first, int64_t rows, bool wanted) {
+    void attention_inputs_back(int64_t number, const RowBlock& block, bool wanted, Bench& bench) {
+        const auto [_, first, rows] = block;
         const Layer& layer = decoder_.layers[number];
         const Kept& kept = space_.layers[number];
         const int64_t width = decoder_.hidden, size = decoder_.head_dim, both = decoder_.heads + decoder_.kv_heads;
@@ -148,16 +172,16 @@ private:
         }
         const float* x = kept.x + first * width;
         for (int64_t n = 0; n < rows; n++)
-            norm(x + n * width, layer.input_norm, width, decoder_.eps, space_.normed + n * width);
+            norm(x + n * width, layer.input_norm, width, decoder_.eps, bench.normed + n * width);
         projections_.project_back(
-            PROJECTIONS * number + QKV, {space_.normed, width}, rows, low_of(number, QKV, first),
-            space_.grad_qkv + first * shape_.width(), wanted ? space_.narrow : nullptr
+            PROJECTIONS * number + QKV, {bench.normed, width}, block, low_of(number, QKV, first),
+            space_.grad_qkv + first * shape_.width(), wanted ? bench.narrow : nullptr, bench
         );
         if (!wanted) return;
         float* grad = space_.grad + first * width;
         for (int64_t n = 0; n < rows; n++)
             norm_back(
-                x + n * width, layer.input_norm, width, decoder_.eps, space_.narrow + n * width, grad + n * width, true
+                x + n * width, layer.input_norm, width, decoder_.eps, bench.narrow + n * width, grad + n * width, true
             );
     }
 
@@ -165,6 +189,7 @@ private:
     const MicroBatch& batch_;
     Space& space_;
     Projections& projections_;
+    Crew& crew_;
     const HeadShape shape_;
     const std::vector<Node> nodes_;
 };

@@ -33,8 +33,8 @@ inline void product_back(const Back& back, Rows grad, int64_t rows, float* out, 
 
 class Projections {
 public:
-    Projections(const Model& model, const TrainedAdapter& adapter, Space& space)
-        : model_(model), adapter_(adapter), space_(space) {}
+    Projections(const Model& model, const TrainedAdapter& adapter)
+        : model_(model), adapter_(adapter), turns_(model.decoder->projections()) {}
 
     // The adapter's part of a projection, if it has one.
     const TrainedLowRank* low_rank(int64_t number) const { return adapter_.part(number); }
@@ -42,40 +42,54 @@ public:
     int64_t rank(int64_t number) const { return adapter_.rank(number); }
 
     // out = x W + bias + up(down x), and what was in `out` too where it is to be added; `low` gets the reduced rows.
-    void project(const Matrix& matrix, int64_t number, Rows x, int64_t rows, float* low, float* out, bool add) {
+    void project(
+        const Matrix& matrix, int64_t number, Rows x, int64_t rows, float* low, float* out, bool add, Bench& bench
+    ) {
         const TrainedLowRank* added = low_rank(number);
         const int64_t rank = added ? added->forward.rank : 0;
         if (added) reduce(added->forward, x, rows, matrix.inputs, low, rank);
-        const Inputs from = inputs_of(matrix, x, rows, space_.pairs);
+        const Inputs from = inputs_of(matrix, x, rows, bench.pairs);
         for (int64_t panel = 0; panel < panels_of(matrix.outputs); panel++) {
             project_panel(matrix, panel, from, rows, out, add);
             if (added) widen(added->forward, panel, {low, rank}, rows, out, matrix.outputs);
         }
     }
 
-    // Adds to the gradients of the adapter's matrices; those of the inputs go to `out`, if there is one.
-    void project_back(int64_t number, Rows x, int64_t rows, const float* low, const float* grad, float* out) {
+    // A block's gradient of its inputs goes to `out`, if there is one. To those of the adapter's matrices it adds in its
+    // turn: before the first of the blocks that are to come there is a `restart`, and one without gradients has a `pass`.
+    void project_back(
+        int64_t number, Rows x, const RowBlock& block, const float* low, const float* grad, float* out, Bench& bench
+    ) {
         const Back& back = model_.back[number];
+        const int64_t rows = block.rows, inputs = back.inputs;
         const Rows given{grad, back.outputs};
         const TrainedLowRank* added = low_rank(number);
-        if (added) reduce_back(*added, x, rows, back.inputs, low, given);
+        if (added) {
+            reduce_back(*added, rows, given, bench.low);
+            turns_[number].take(block.number, [&] { add_gradients(*added, x, rows, inputs, low, given, bench.low); });
+        }
         if (!out) return;
-        product_back(back, given, rows, out, space_.pairs);
+        product_back(back, given, rows, out, bench.pairs);
         if (!added) return;
-        const int64_t rank = added->forward.rank, inputs = back.inputs;
+        const int64_t rank = added->forward.rank;
         for (int64_t column = 0; column < inputs; column += PANEL)
             product(
-                {space_.low, rank}, rows, added->back_down + column * rank, rank, nullptr, out + column, inputs, true,
+                {bench.low, rank}, rows, added->back_down + column * rank, rank, nullptr, out + column, inputs, true,
                 std::min(PANEL, inputs - column)
             );
     }
 
+    void restart(int64_t number) { turns_[number].restart(); }
+
+    void pass(int64_t number, const RowBlock& block) {
+        if (low_rank(number)) turns_[number].pass(block.number);
+    }
+
 private:
-    // The gradients of an adapter's matrices; that of the reduced rows goes to the space's `low`.
-    void reduce_back(const TrainedLowRank& added, Rows x, int64_t rows, int64_t inputs, const float* low, Rows grad) {
+    // The gradient of the rows that the adapter reduced.
+    static void reduce_back(const TrainedLowRank& added, int64_t rows, Rows grad, float* reduced) {
         const int64_t rank = added.forward.rank, each = added.adapted.each;
         const float* back_up = added.back_up;
-        float *grad_up = added.grad_up, *reduced = space_.low;
         for (const AdaptedLinear* linear : added.adapted.linears) {
             const int64_t outputs = linear->outputs;
             const Rows given{grad.start + linear->first, grad.stride};
@@ -84,13 +98,24 @@ private:
                     given, rows, back_up + column * outputs, outputs, nullptr, reduced + column, rank, false,
                     std::min(PANEL, each - column)
                 );
-            outer({low, rank}, each, given, outputs, rows, grad_up, outputs);
-            back_up += padded_outputs(each) * outputs, grad_up += each * outputs, low += each, reduced += each;
+            back_up += padded_outputs(each) * outputs, reduced += each;
         }
-        outer({space_.low, rank}, rank, x, inputs, rows, added.grad_down, inputs);
+    }
+
+    static void add_gradients(
+        const TrainedLowRank& added, Rows x, int64_t rows, int64_t inputs, const float* low, Rows grad, const float* reduced
+    ) {
+        const int64_t rank = added.forward.rank, each = added.adapted.each;
+        float* grad_up = added.grad_up;
+        for (const AdaptedLinear* linear : added.adapted.linears) {
+            const Rows given{grad.start + linear->first, grad.stride};
+            outer({low, rank}, each, given, linear->outputs, rows, grad_up, linear->outputs);
+            grad_up += each * linear->outputs, low += each;
+        }
+        outer({reduced, rank}, rank, x, inputs, rows, added.grad_down, inputs);
     }
 
     const Model& model_;
     const TrainedAdapter& adapter_;
-    Space& space_;
+    std::vector<Turns> turns_;  // of each projection's blocks
 };

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "pool.h"
 #include "training_adapter.h"
+#include "tree_attention.h"
 
 // A projection's weight for the way back. Plain, as the model holds it: output by output, in rows of `step` floats, whole
 // vectors of which may be read. Or, with a `step` of 0, packed in panels of inputs. Or in pairs of outputs, in such panels.
@@ -33,15 +35,23 @@ struct MicroBatch {
     const Adapter* adapter;  // or none
     int64_t keep;            // there will be a backward pass
     int64_t lean;            // it computes each layer again
+    int64_t threads;         // at most so many compute it; they decide no bit
     float* memory;
 };
 
-constexpr int64_t ROW_BLOCK = 96;  // rows that go through a half layer together
+// Rows that go through a half layer together; the blocks of a pass are numbered.
+struct RowBlock {
+    int64_t number, first, rows;
+};
 
-// Calls work(first, rows) for each block of the rows start..stop-1.
-template <typename Work>
-inline void by_row_blocks(int64_t start, int64_t stop, const Work& work) {
-    for (int64_t first = start; first < stop; first += ROW_BLOCK) work(first, std::min(ROW_BLOCK, stop - first));
+constexpr int64_t ROW_BLOCK = 96;           // rows of one, at most...
+constexpr int64_t ROW_TILE = 6;             // ...in whole tiles of products, but for the last
+constexpr int64_t FEWEST_ROWS_SHARED = 48;  // fewer are not worth dividing
+
+// How many blocks there are of so many rows: an even number, as cores come in pairs.
+inline int64_t blocks_of(int64_t rows) {
+    const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    return rows < FEWEST_ROWS_SHARED ? blocks : blocks + blocks % 2;
 }
 
 // Of one layer, for its backward pass: its input, the heads before their norm, turned, what attention saw and its
@@ -52,16 +62,23 @@ struct Kept {
     float* low[PROJECTIONS];
 };
 
+// What a thread needs for the block it is at.
+struct Bench {
+    float *normed, *wide, *narrow, *added, *low, *logits;
+    uint32_t* pairs;  // what a product reads of a block, where it reads pairs
+    AttentionRoom attention;
+    std::atomic<bool> taken{false};
+};
+
 struct Space {
     std::vector<Kept> layers;
     float *last, *hidden, *means;
     float* powers;  // of e, from the live rows' logits, where they are kept...
     double* sums;   // ...and what they add up to
-    float *normed, *wide, *narrow, *added, *low, *logits;  // of a block
-    uint32_t* pairs;                                       // what a product reads of a block, where it reads pairs
     float *grad, *grad_qkv, *grad_seen;
 
-    Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory) {
+    Space(const Model& model, const MicroBatch& batch, const TrainedAdapter& adapter, Memory& memory)
+        : benches_(batch.threads) {
         const Decoder& d = *model.decoder;
         const int64_t rows = batch.rows, block = std::min(rows, ROW_BLOCK), heads = d.heads * d.head_dim;
         const int64_t both = heads + d.kv_heads * d.head_dim, qkv = both + d.kv_heads * d.head_dim;
@@ -92,14 +109,17 @@ struct Space {
         sums = kept_rows ? reinterpret_cast<double*>(memory.take(kept_rows * sizeof(double) / sizeof(float))) : nullptr;
         last = batch.keep ? memory.take(rows * d.hidden) : layers[0].x;
         hidden = memory.take(rows * d.hidden);
-        normed = memory.take(block * d.hidden);
-        wide = memory.take(block * 2 * d.intermediate);
-        narrow = memory.take(block * std::max(d.hidden, d.intermediate));
-        added = memory.take(block * d.hidden);
-        low = memory.take(block * most_rank);
-        logits = memory.take(block * d.unembedding.outputs);
         const int64_t widest = std::max({d.unembedding.outputs, qkv, 2 * d.intermediate, d.hidden});
-        pairs = d.unembedding.pairs ? reinterpret_cast<uint32_t*>(memory.take(block * pairs_of(widest))) : nullptr;
+        for (Bench& bench : benches_) {
+            bench.normed = memory.take(block * d.hidden);
+            bench.wide = memory.take(block * 2 * d.intermediate);
+            bench.narrow = memory.take(block * std::max(d.hidden, d.intermediate));
+            bench.added = memory.take(block * d.hidden);
+            bench.low = memory.take(block * most_rank);
+            bench.logits = memory.take(block * d.unembedding.outputs);
+            bench.pairs = nullptr;
+            if (d.unembedding.pairs) bench.pairs = reinterpret_cast<uint32_t*>(memory.take(block * pairs_of(widest)));
+        }
         if (batch.keep) {
             means = memory.take(batch.live * d.hidden);
             grad = memory.take(rows * d.hidden);
@@ -107,4 +127,48 @@ struct Space {
             grad_seen = memory.take(rows * heads);
         }
     }
+
+    // Calls work(bench) with a bench that nobody else is at. There are as many as threads; one that comes late from a
+    // step that is over may have to wait.
+    template <typename Work>
+    void at_a_bench(const Work& work) {
+        Bench* mine = nullptr;
+        wait_until([&] {
+            for (Bench& bench : benches_)
+                if (!bench.taken.exchange(true, std::memory_order_acquire)) return mine = &bench, true;
+            return false;
+        });
+        work(*mine);
+        mine->taken.store(false, std::memory_order_release);
+    }
+
+private:
+    std::vector<Bench> benches_;
+};
+
+// The threads of a pass, and how its work is divided among them.
+class Crew {
+public:
+    Crew(int64_t threads, Space& space) : step_(threads), space_(space) {}
+
+    // Calls work(piece, bench) for the pieces 0..count-1, begun in this order.
+    template <typename Work>
+    void by_pieces(int64_t count, const Work& work) {
+        step_.share(count, true, [&](int64_t piece) { space_.at_a_bench([&](Bench& bench) { work(piece, bench); }); });
+    }
+
+    // Calls work(block, bench) for blocks of about the same size of the rows start..stop-1.
+    template <typename Work>
+    void by_blocks(int64_t start, int64_t stop, const Work& work) {
+        const int64_t rows = stop - start, blocks = blocks_of(rows), tiles = (rows + ROW_TILE - 1) / ROW_TILE;
+        by_pieces(blocks, [&](int64_t number, Bench& bench) {
+            const int64_t first = number * tiles / blocks * ROW_TILE;
+            const int64_t last = std::min(rows, (number + 1) * tiles / blocks * ROW_TILE);
+            work(RowBlock{number, start + first, last - first}, bench);
+        });
+    }
+
+private:
+    Pool::Step step_;
+    Space& space_;
 };

@@ -11,6 +11,8 @@
 #include "rows.h"
 
 constexpr int64_t QUERIES = 24;  // rows at a time: few, because those of a block are all given the keys of its last
+// Rows of a node at most; a longer one is several, each below the one before, for several threads to have something to do.
+constexpr int64_t NODE_ROWS = 20 * QUERIES;
 
 struct HeadShape {
     int64_t heads, kv_heads, size;
@@ -29,13 +31,21 @@ struct Node {
 };
 
 inline std::vector<Node> nodes_of(const int64_t* lengths, const int64_t* parents, int64_t count) {
-    std::vector<Node> nodes(count);
+    std::vector<Node> nodes;
+    std::vector<size_t> ends(count);  // the last part of each node
     int64_t start = 0;
     for (int64_t n = 0; n < count; n++) {
-        Node& node = nodes[n];
-        if (parents[n] >= 0) node.seen = nodes[parents[n]].seen;
-        node.first = start, node.length = lengths[n], node.depth = int64_t(node.seen.size());
-        for (int64_t row = 0; row < lengths[n]; row++) node.seen.push_back(start++);
+        const Node* above = parents[n] >= 0 ? &nodes[ends[parents[n]]] : nullptr;
+        for (int64_t done = 0; done < lengths[n]; done += NODE_ROWS) {
+            Node node;
+            if (above) node.seen = above->seen;
+            node.first = start, node.length = std::min(NODE_ROWS, lengths[n] - done);
+            node.depth = int64_t(node.seen.size());
+            for (int64_t row = 0; row < node.length; row++) node.seen.push_back(start++);
+            nodes.push_back(std::move(node));
+            above = &nodes.back();
+        }
+        ends[n] = nodes.size() - 1;
     }
     return nodes;
 }
@@ -101,93 +111,101 @@ struct Block {
     int64_t high(int64_t n) const { return position + n - from; }
 };
 
+// What it writes on its way, kept from one node to the next.
+struct AttentionRoom {
+    Gathered keys, values, key_columns, value_columns;
+    std::vector<float> scores, slopes, grad_keys, grad_values;
+};
+
+// Of a key/value head and the query heads that share it.
 class TreeAttention {
 public:
-    TreeAttention(HeadShape shape, int64_t window) : shape_(shape), window_(window) {}
+    TreeAttention(HeadShape shape, int64_t window, int64_t head, AttentionRoom& room)
+        : shape_(shape), window_(window), head_(head), room_(room) {}
 
     // `seen` [rows, heads * size] from turned `qkv`; `mass` [rows, heads] gets the log of what each softmax divides by.
     void forward(const Node& node, const float* qkv, float* seen, float* mass) {
         const int64_t size = shape_.size, width = shape_.width();
-        for (int64_t head = 0; head < shape_.kv_heads; head++) {
-            keys_.by_keys(node, qkv + key_at(head), width, size);
-            value_columns_.by_columns(node, qkv + value_at(head), width, size);
-            by_blocks(node, head, [&](const Block& block, int64_t query) {
-                float* scores = scores_.data();
-                score(block, qkv + query * size, scores);
-                for (int64_t n = 0; n < block.rows; n++)
-                    mass[(block.row + n) * shape_.heads + query] = soften(block, n, scores + n * stride_);
-                value_columns_.weigh(
-                    {scores, stride_}, block.rows, block.from, block.to, seen + block.row * seen_width() + query * size,
-                    seen_width()
-                );
-            });
-        }
+        room_.keys.by_keys(node, qkv + key_at(), width, size);
+        room_.value_columns.by_columns(node, qkv + value_at(), width, size);
+        by_blocks(node, [&](const Block& block, int64_t query) {
+            float* scores = room_.scores.data();
+            score(block, qkv + query * size, scores);
+            for (int64_t n = 0; n < block.rows; n++)
+                mass[(block.row + n) * shape_.heads + query] = soften(block, n, scores + n * stride_);
+            room_.value_columns.weigh(
+                {scores, stride_}, block.rows, block.from, block.to, seen + block.row * seen_width() + query * size,
+                seen_width()
+            );
+        });
     }
 
-    // Writes the gradient of the node's queries into `grad` (as wide as qkv, and zero before), and adds to those of keys
-    // and values.
+    // Writes the gradient of the node's queries into `grad` (as wide as qkv, and zero before). Those of the keys and
+    // values it looks at are kept for `add_gradients`.
     void backward(
         const Node& node, const float* qkv, const float* seen, const float* mass, const float* grad_seen, float* grad
     ) {
         const int64_t size = shape_.size, width = shape_.width(), padded = padded_outputs(size);
-        for (int64_t head = 0; head < shape_.kv_heads; head++) {
-            keys_.by_keys(node, qkv + key_at(head), width, size);
-            values_.by_keys(node, qkv + value_at(head), width, size);
-            key_columns_.by_columns(node, qkv + key_at(head), width, size);
-            grad_keys_.assign(node.keys() * padded, 0.0f);
-            grad_values_.assign(node.keys() * padded, 0.0f);
-            by_blocks(node, head, [&](const Block& block, int64_t query) {
-                if (all_zero(grad_seen + block.row * seen_width(), block.rows * seen_width())) return;
-                const Rows q{qkv + block.row * width + query * size, width};
-                const Rows given{grad_seen + block.row * seen_width() + query * size, seen_width()};
-                float *weights = scores_.data(), *slopes = slopes_.data();
-                score(block, qkv + query * size, weights);
-                values_.score(given, block.rows, block.from, block.to, slopes, stride_);
-                for (int64_t n = 0; n < block.rows; n++)
-                    soften_back(
-                        block, n, mass[(block.row + n) * shape_.heads + query],
-                        dot(given.start + n * given.stride, seen + (block.row + n) * seen_width() + query * size),
-                        weights + n * stride_, slopes + n * stride_
-                    );
-                const Rows by_weight{weights, stride_}, by_slope{slopes, stride_};
-                key_columns_.weigh(
-                    by_slope, block.rows, block.from, block.to, grad + block.row * width + query * size, width
+        room_.keys.by_keys(node, qkv + key_at(), width, size);
+        room_.values.by_keys(node, qkv + value_at(), width, size);
+        room_.key_columns.by_columns(node, qkv + key_at(), width, size);
+        room_.grad_keys.assign(node.keys() * padded, 0.0f);
+        room_.grad_values.assign(node.keys() * padded, 0.0f);
+        by_blocks(node, [&](const Block& block, int64_t query) {
+            if (all_zero(grad_seen + block.row * seen_width(), block.rows * seen_width())) return;
+            const Rows q{qkv + block.row * width + query * size, width};
+            const Rows given{grad_seen + block.row * seen_width() + query * size, seen_width()};
+            float *weights = room_.scores.data(), *slopes = room_.slopes.data();
+            score(block, qkv + query * size, weights);
+            room_.values.score(given, block.rows, block.from, block.to, slopes, stride_);
+            for (int64_t n = 0; n < block.rows; n++)
+                soften_back(
+                    block, n, mass[(block.row + n) * shape_.heads + query],
+                    dot(given.start + n * given.stride, seen + (block.row + n) * seen_width() + query * size),
+                    weights + n * stride_, slopes + n * stride_
                 );
-                const int64_t keys = block.to - block.from;
-                outer(by_slope, keys, q, size, block.rows, grad_keys_.data() + block.from * padded, padded);
-                outer(by_weight, keys, given, size, block.rows, grad_values_.data() + block.from * padded, padded);
-            });
-            for (int64_t key = 0; key < node.keys(); key++) {
-                add(grad_keys_.data() + key * padded, grad + node.seen[key] * width + key_at(head));
-                add(grad_values_.data() + key * padded, grad + node.seen[key] * width + value_at(head));
-            }
+            const Rows by_weight{weights, stride_}, by_slope{slopes, stride_};
+            room_.key_columns.weigh(
+                by_slope, block.rows, block.from, block.to, grad + block.row * width + query * size, width
+            );
+            const int64_t keys = block.to - block.from;
+            outer(by_slope, keys, q, size, block.rows, room_.grad_keys.data() + block.from * padded, padded);
+            outer(by_weight, keys, given, size, block.rows, room_.grad_values.data() + block.from * padded, padded);
+        });
+    }
+
+    void add_gradients(const Node& node, float* grad) const {
+        const int64_t width = shape_.width(), padded = padded_outputs(shape_.size);
+        for (int64_t key = 0; key < node.keys(); key++) {
+            add(room_.grad_keys.data() + key * padded, grad + node.seen[key] * width + key_at());
+            add(room_.grad_values.data() + key * padded, grad + node.seen[key] * width + value_at());
         }
     }
 
 private:
-    int64_t key_at(int64_t head) const { return (shape_.heads + head) * shape_.size; }
-    int64_t value_at(int64_t head) const { return (shape_.heads + shape_.kv_heads + head) * shape_.size; }
+    int64_t key_at() const { return (shape_.heads + head_) * shape_.size; }
+    int64_t value_at() const { return (shape_.heads + shape_.kv_heads + head_) * shape_.size; }
     int64_t seen_width() const { return shape_.heads * shape_.size; }
 
-    // For every block of the node's rows, the query heads that share a key/value head.
+    // For every block of the node's rows, each query head.
     template <typename Work>
-    void by_blocks(const Node& node, int64_t head, const Work& work) {
+    void by_blocks(const Node& node, const Work& work) {
         for (int64_t first = 0; first < node.length; first += QUERIES) {
             const int64_t rows = std::min(QUERIES, node.length - first), position = node.depth + first;
             const int64_t from = window_ ? std::max<int64_t>(0, position - window_ + 1) / PANEL * PANEL : 0;
             const Block block{node.first + first, rows, position, from, position + rows, window_};
             stride_ = padded_outputs(block.to - block.from);
-            if (int64_t(scores_.size()) < QUERIES * stride_ + LANES) {
-                scores_.resize(2 * QUERIES * stride_ + LANES);
-                slopes_.resize(2 * QUERIES * stride_ + LANES);
+            if (int64_t(room_.scores.size()) < QUERIES * stride_ + LANES) {
+                room_.scores.resize(2 * QUERIES * stride_ + LANES);
+                room_.slopes.resize(2 * QUERIES * stride_ + LANES);
             }
-            for (int64_t query = head * shape_.group(); query < (head + 1) * shape_.group(); query++) work(block, query);
+            for (int64_t query = head_ * shape_.group(); query < (head_ + 1) * shape_.group(); query++) work(block, query);
         }
     }
 
     void score(const Block& block, const float* q, float* scores) const {
         const Rows rows{q + block.row * shape_.width(), shape_.width()};
-        keys_.score(rows, block.rows, block.from, block.to, scores, stride_);
+        room_.keys.score(rows, block.rows, block.from, block.to, scores, stride_);
     }
 
     // Scores become weights that add up to 1, and 0 for keys the row does not see; gives the log of their mass.
@@ -242,8 +260,7 @@ private:
     }
 
     const HeadShape shape_;
-    const int64_t window_;
+    const int64_t window_, head_;
+    AttentionRoom& room_;
     int64_t stride_ = 0;
-    Gathered keys_, values_, key_columns_, value_columns_;
-    std::vector<float> scores_, slopes_, grad_keys_, grad_values_;
 };

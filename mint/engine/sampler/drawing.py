@@ -65,7 +65,7 @@ def params_of(sequences: list[Sequence]) -> DrawParams:
 
 
 def uniforms_of(sequences: list[Sequence], steps: int, ahead: list[int] | None = None) -> np.ndarray:
-    """The random numbers of the sequences' next draws, or of those after each one's next `ahead`, [steps, sequences]."""
+    """The random numbers of the sequences' next draws, or after the next `ahead` of each, [steps, sequences]."""
     streams_N = np.array([sequence.stream for sequence in sequences], dtype=np.uint64)
     drawn_N = np.array([sequence.drawn for sequence in sequences], dtype=np.uint64)
     if ahead:

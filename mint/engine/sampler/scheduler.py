@@ -192,7 +192,7 @@ class Scheduler:
         return taken
 
     def _need(self, work: Work) -> int:
-        """Blocks that the work's tokens need at most: beyond those the sequence has, and for one it may not write to."""
+        """Blocks that the work's tokens need at most: beyond those the sequence has, and for one it cannot write to."""
         sequence = work.sequence
         index = sequence.computed // self.cache.block_size
         copied = index < len(sequence.blocks) and self.cache.is_shared(sequence.blocks[index])

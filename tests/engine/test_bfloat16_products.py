@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from reference import SHARED, group_data, logprobs, peft_gradients, peft_model, random_adapter
 from test_native import ask, requests
-from test_native_training import FUSED, assert_same_bits, found, score
+from test_native_training import FUSED, assert_same_bits, found, score, share
 from tiny_models import config
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -121,13 +121,19 @@ def test_sampler_and_trainer_agree_to_the_last_bit_in_mixed_company(family: str,
 
 @needs_compiler
 @pytest.mark.parametrize("unembed", [True, False])
-def test_lean_and_forward_only_passes_give_the_same_bits(unembed: bool, tmp_path: Path) -> None:
+def test_lean_forward_only_and_shared_passes_give_the_same_bits(
+    unembed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = BaseModel.load(str(save_odd("qwen3", tmp_path)), ROUNDED)
     adapter = random_adapter(model, LoraConfig(rank=3, seed=0, train_unembed=unembed))
     data = group_data(8, *SHARED["groups, singles and a short prompt"])
+    share(monkeypatch, 1)
     plain = found(model, adapter, data)
     assert_same_bits(found(model, adapter, data, lean=True), plain)
     assert_same_bits((found(model, adapter, data, backward=False)[0], []), (plain[0], []))
+    for threads in (2, 3, 2, 3):
+        share(monkeypatch, threads)
+        assert_same_bits(found(model, adapter, data), plain)
 
 
 @needs_compiler

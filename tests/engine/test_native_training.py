@@ -261,16 +261,19 @@ def test_threads_that_share_a_pass_give_the_bits_of_one(
     adapter = random_adapter(model, LoraConfig(rank=5, seed=0, train_unembed=unembed))
     data = group_data(12, [500], [[3, 20, 90]]) + [policy_datum(rng, length, 0) for length in (5, 520, 60)]
 
-    def threads(count: int) -> Found:
-        monkeypatch.setattr(trainer, "cores", lambda: Cores(count))
-        monkeypatch.setattr(token_budget, "cores", lambda: Cores(2))
-        monkeypatch.setattr(TokenBudget, "choices", lambda self, tokens: {1})
-        return found(model, adapter, data, lean=lean)
-
-    one = threads(1)
+    share(monkeypatch, 1)
+    one = found(model, adapter, data, lean=lean)
     assert_close(one, through_torch(model, adapter, data, lean=lean))
     for count in (2, 3, 7) * 3:
-        assert_same_bits(threads(count), one)
+        share(monkeypatch, count)
+        assert_same_bits(found(model, adapter, data, lean=lean), one)
+
+
+def share(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """From here on a call is one micro-batch, and so many threads compute it."""
+    monkeypatch.setattr(token_budget, "cores", lambda: Cores(2))
+    monkeypatch.setattr(trainer, "cores", lambda: Cores(threads))
+    monkeypatch.setattr(TokenBudget, "choices", lambda self, tokens: {1})
 
 
 def score(model: BaseModel, adapter: Adapter | None, data: Sequence[Datum]) -> list[np.ndarray]:

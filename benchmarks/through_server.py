@@ -54,6 +54,7 @@ WORK: dict[str, list[Case | Sampling]] = {
         Case("forward+backward, 8 x 128", 8, 1, 0, [128]),
         Case("forward+backward, 8 ragged, 16 to 256", 8, 1, 0, RAGGED[::4]),
         Case("forward+backward, a group of 8, 128 + 32", 1, 8, 128, [32]),
+        Case("forward+backward, 1 x 1024", 1, 1, 0, [1024]),
         Sampling("sampling, 4 prompts x 4 x 16", [32] * 4, 4, 16),
         Sampling("sampling, 1 x 4 x 32", [32], 4, 32),
         Sampling("sampling, 1 x 1 x 32", [32], 1, 32),

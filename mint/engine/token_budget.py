@@ -23,8 +23,9 @@ FEWEST_TOKENS = 256
 # On a CPU a call is cut into as many micro-batches as there are cores to compute them side by side, unless they would
 # have fewer tokens than this: what happens between their products would take longer than the products.
 FEWEST_SIDE_BY_SIDE = 128
-# Where several cores share a micro-batch, rows for each of them: as many or fewer are not divided (`training_space.h`).
-ROWS_A_CORE = 48
+# Where several cores share a micro-batch they take blocks of rows, an even number (`blocks_of` in `training_space.h`).
+ROW_BLOCK = 96
+UNDIVIDED = 48
 # Micro-batches may have so much more rather than leave a small one on a GPU, where 1,093 tokens by themselves took
 # 19 ms (H200, 0.6B), as long as 2,700 in a full micro-batch; or rather than be twice as many on a CPU.
 SLACK = 0.125
@@ -69,8 +70,8 @@ class TokenBudget:
         return {self.parts(tokens), 1 if tokens <= self._alone else self._fewest(tokens)}
 
     def sharing(self, tokens: int) -> int:
-        """How many cores so many tokens keep busy at most, if cores may share a micro-batch."""
-        return math.ceil(tokens / ROWS_A_CORE) if self._shares else 1
+        """How many cores so many tokens keep busy at most, if cores may share a micro-batch: one for each block."""
+        return 2 * math.ceil(tokens / (2 * ROW_BLOCK)) if self._shares and tokens > UNDIVIDED else 1
 
     def measured(self, tokens: int, kept: int) -> None:
         """A forward pass over so many tokens kept so many bytes for its backward pass, which is over."""

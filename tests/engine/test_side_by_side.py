@@ -121,7 +121,7 @@ def test_a_call_is_cut_for_all_cores_unless_it_is_small(
     assert budget.lanes == 2
     assert [budget.parts(tokens) for tokens in (1, 200, 256, 4096, 4608, 4609, 9217)] == [1, 1, 2, 2, 2, 4, 6]
     assert [budget.choices(tokens) for tokens in (1, 256, 2048, 4609)] == [{1}, {1, 2}, {1, 2}, {3, 4}]
-    assert [budget.sharing(tokens) for tokens in (1, 48, 49, 960)] == [1, 1, 2, 20]
+    assert [budget.sharing(tokens) for tokens in (1, 48, 49, 192, 193, 960)] == [1, 1, 2, 2, 4, 10]
     through_torch = token_budget.TokenBudget(tiny_model("gemma3"), lean=False)
     assert through_torch.choices(256) == {2} and through_torch.sharing(960) == 1
     on(monkeypatch, Cores(1))

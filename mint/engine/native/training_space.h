@@ -44,14 +44,14 @@ struct RowBlock {
     int64_t number, first, rows;
 };
 
-constexpr int64_t ROW_BLOCK = 96;    // rows of one, at most...
-constexpr int64_t ROW_TILE = 6;      // ...in whole tiles of products, but for the last
-constexpr int64_t ROWS_A_CORE = 48;  // as many or fewer are not divided
+constexpr int64_t ROW_BLOCK = 96;  // rows of one, at most...
+constexpr int64_t ROW_TILE = 6;    // ...in whole tiles of products, but for the last
+constexpr int64_t UNDIVIDED = 48;  // as many rows or fewer are one block
 
 // How many blocks there are of so many rows: an even number, as cores come in pairs.
 inline int64_t blocks_of(int64_t rows) {
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    return rows <= ROWS_A_CORE ? blocks : blocks + blocks % 2;
+    return rows <= UNDIVIDED ? blocks : blocks + blocks % 2;
 }
 
 // Of one layer, for its backward pass: its input, the heads before their norm, turned, what attention saw and its

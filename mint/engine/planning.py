@@ -45,7 +45,8 @@ def plan(sequences: Sequence[np.ndarray], token_budget: int) -> list[list[int]]:
 def plan_evenly(sequences: Sequence[np.ndarray], token_budget: int, parts_of: Callable[[int], int]) -> list[list[int]]:
     """As `plan`, but in so many micro-batches of like size as `parts_of` says for the number of tokens: a little beyond
     the budget rather than with a small one at the end."""
-    return _evenly(sequences, token_budget, parts_of(_tokens(sequences, token_budget)), 0.0).batches
+    total = _tokens(sequences, token_budget)
+    return _evenly(sequences, total, token_budget, parts_of(total), 0.0).batches
 
 
 def plan_for_cores(
@@ -59,8 +60,9 @@ def plan_for_cores(
     it looks at `pair_cost`. Of several choices for so many tokens, the one that is over first: fewer micro-batches than
     cores, which then share them, where one datum is longer than all others, or where each micro-batch would have to
     compute the same prompt again."""
-    choices = sorted(choices_of(_tokens(sequences, token_budget)), reverse=True)
-    plans = [_evenly(sequences, token_budget, parts, pair_cost) for parts in choices]
+    total = _tokens(sequences, token_budget)
+    choices = sorted(choices_of(total), reverse=True)
+    plans = [_evenly(sequences, total, token_budget, parts, pair_cost) for parts in choices]
     return min(plans, key=lambda plan: plan.time(cores)).batches
 
 
@@ -79,7 +81,7 @@ class _Plan:
         return total
 
 
-def _evenly(sequences: Sequence[np.ndarray], token_budget: int, parts: int, pair_cost: float) -> _Plan:
+def _evenly(sequences: Sequence[np.ndarray], total: int, token_budget: int, parts: int, pair_cost: float) -> _Plan:
     batches: list[list[int]] = [[] for _ in range(parts)]
     loads, sizes = [0.0] * parts, [0] * parts
 
@@ -87,7 +89,7 @@ def _evenly(sequences: Sequence[np.ndarray], token_budget: int, parts: int, pair
         return cluster.tokens + pair_cost * cluster.pairs
 
     # The largest first, each to whoever has least; whoever has few tokens that cost much is not given too many others.
-    share = -(-_tokens(sequences, token_budget) // parts)
+    share = -(-total // parts)
     most = max(token_budget, share)
     for cluster in sorted(_clusters(sequences, share), key=lambda cluster: -cost(cluster)):
         roomy = [n for n in range(parts) if sizes[n] + cluster.tokens <= most] or range(parts)

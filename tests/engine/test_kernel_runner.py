@@ -223,6 +223,19 @@ def test_filtered_draws_run_in_bursts(tmp_path: Path) -> None:
     assert steps == 5  # the prompt with the first token, and four times eight
 
 
+def test_first_tokens_that_nobody_goes_on_from_may_fill_a_piece_of_the_logits(
+    tmp_path: Path, runner: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four want one token, in the first piece; four more, whose next tokens are drawn before the host has seen these."""
+    from mint.engine.sampler import kernel_runner
+
+    monkeypatch.setattr(kernel_runner, "LOGITS_PIECE", 4 * COMMON["vocab_size"])
+    model = load("llama", tmp_path, cuda(torch.float32))
+    asked: Asked = [(ask([n + 3] * 20, 1, tokens), None) for n, tokens in enumerate([1] * 4 + [9] * 4)]
+    for one, other in zip(*both(model, asked, runner), strict=True):
+        assert [s.tokens for s in one.sequences] == [s.tokens for s in other.sequences]
+
+
 def test_truncated_draws_and_the_likeliest_tokens_are_the_same(tmp_path: Path, runner: Callable[[bool], None]) -> None:
     model = load("qwen3", tmp_path, cuda(torch.float32))
     asked: Asked = [

@@ -108,11 +108,15 @@ class KernelRunner:
         )
         size = self._graphs.load(batch, self._slots.tables)
         if any(work.ahead for work in works):
-            for drawing, ids_1A in self._first_tokens:
-                columns = [column for column, sequence in enumerate(drawing) if sequence in self._place_of]
+            self._put_first_tokens()
+        return size
+
+    def _put_first_tokens(self) -> None:
+        for drawing, ids_1A in self._first_tokens:
+            columns = [column for column, sequence in enumerate(drawing) if sequence in self._place_of]
+            if columns:  # otherwise those wanted no more than this token
                 rows = [self._place_of[drawing[column]] for column in columns]
                 self._graphs.put_tokens(np.array(rows), ids_1A[0, self._on_device(np.array(columns))])
-        return size
 
     def _rest(self, works: list[Work]) -> Rest:
         """What goes on of those in the buffers. Lines of adapters may have changed meanwhile."""

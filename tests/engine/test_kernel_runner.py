@@ -226,7 +226,7 @@ def test_filtered_draws_run_in_bursts(tmp_path: Path) -> None:
 def test_first_tokens_that_nobody_goes_on_from_may_fill_a_piece_of_the_logits(
     tmp_path: Path, runner: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four want one token, in the first piece; four more, whose next tokens are drawn before the host has seen these."""
+    """Four want one token, in the first piece; four more, whose next ones are drawn before the host has seen these."""
     from mint.engine.sampler import kernel_runner
 
     monkeypatch.setattr(kernel_runner, "LOGITS_PIECE", 4 * COMMON["vocab_size"])

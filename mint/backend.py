@@ -108,8 +108,9 @@ class Backend(Protocol):
         ...
 
     def snapshot(self, adapter: str, policy: str, folder: str | None = None) -> Future[dict[str, float]]:
-        """Freezes the adapter's present weights as a policy that can be sampled. With a folder they are also written
-        there, from where `load_policy` reads them; if the disk is full, the policy lives in memory alone."""
+        """Freezes the adapter's present weights as a policy that can be sampled; samples that are asked for meanwhile
+        wait for that. With a folder the weights are also written there, from where `load_policy` reads them; if the
+        disk is full, the policy lives in memory alone."""
         ...
 
     def load_policy(self, policy: str, base_model: str, folder: str | None) -> Future[None]:

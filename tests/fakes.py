@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mint.backend import AdapterFacts, ModelFacts, OnTokens
-from mint.errors import BadRequest, Internal, Interrupted, NotFound
+from mint.errors import BadRequest, Interrupted, NotFound
 from mint.types import (
     AdamParams,
     Datum,
@@ -231,7 +231,7 @@ class FakeBackend:
     def _sample(self, policy: str, request: SampleRequest, on_tokens: OnTokens | None) -> SampleResponse:
         """Log-probs tell the policy's steps, so that a test sees whose weights were sampled."""
         if policy not in self.policies:
-            raise Internal(f"no policy {policy}")
+            raise NotFound(f"there is no policy {policy!r}.")
         logprob = -0.5 - self.policies[policy]
         tokens = self.words[: request.sampling_params.max_tokens]
         reason = "stop" if len(tokens) == len(self.words) else "length"

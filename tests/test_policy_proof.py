@@ -33,9 +33,10 @@ class System:
         step(client, 1.0 if seed else -1.0)
         return client
 
-    def plant(self, adapter: Adapter | None) -> None:
-        """Into the newest policy, before anything is sampled from it."""
-        name = list(self.engine._policies.by_name)[-1]
+    def plant(self, sampler: mint.SamplingClient, adapter: Adapter | None) -> None:
+        """Before anything is sampled from it."""
+        name = sampler._id
+        eventually(lambda: name in self.engine._policies.by_name)
 
         def exchange() -> None:
             self.engine._policies.by_name[name] = replace(self.engine._policies.by_name[name], adapter=adapter)
@@ -117,7 +118,7 @@ def test_a_sampler_with_other_weights_is_refused_at_its_first_sample(
     client = system.trained(1)
     wrong = fault(system, client)
     sampler = client.save_weights_and_get_sampling_client()
-    system.plant(wrong)
+    system.plant(sampler, wrong)
     with pytest.raises(mint.MintError, match="policy refused") as refusal:
         ask(sampler)
     assert named in str(refusal.value)

@@ -70,7 +70,7 @@ class Batches:
     async def _post(self, waiting: list[Asked]) -> None:
         reader = FrameReader()
 
-        def begin() -> None:
+        def begin(_: object) -> None:
             nonlocal reader
             reader = FrameReader()
 

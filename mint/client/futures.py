@@ -30,6 +30,7 @@ _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _bell: Doorbell | None = None
 _under_way: dict[asyncio.Task[Any], APIFuture[Any]] = {}  # the loop itself holds its tasks weakly
+_kept: set[asyncio.Task[Any]] = set()
 _failed: weakref.WeakSet[APIFuture[Any]] = weakref.WeakSet()
 
 
@@ -49,6 +50,7 @@ def _forget_loop() -> None:
     global _loop, _bell, _lock
     _loop, _bell, _lock = None, None, threading.Lock()  # threads do not survive a fork, and the lock may have been held
     _under_way.clear()
+    _kept.clear()
 
 
 def _tell_unasked(pid: int) -> None:
@@ -175,3 +177,15 @@ def start(
 
     bell.call(begin)
     return future
+
+
+def keep(task: asyncio.Task[Any]) -> None:
+    """On the background loop: it comes to its end though nobody waits for it. What it fails with is told elsewhere."""
+    _kept.add(task)
+    task.add_done_callback(_heard)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    _kept.discard(task)
+    if not task.cancelled():
+        task.exception()

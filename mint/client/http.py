@@ -36,8 +36,8 @@ Headers = Mapping[str, str]
 class Listener:
     """Hears of an answer while it is on its way, if it tells of success."""
 
-    on_head: Callable[[], None]
-    """It begins."""
+    on_head: Callable[[Headers], None]
+    """It begins, with these headers."""
     on_data: Callable[[bytes], None] | None = None
     """A piece of its body has come, which is then not kept for the end."""
 
@@ -186,7 +186,7 @@ async def _read(
     kept: list[bytes] = []
     take = kept.append
     if listener is not None and 200 <= status < 300:
-        listener.on_head()
+        listener.on_head(headers)
         take = listener.on_data or take
     keep = headers.get("connection", "").lower() != "close" and not first.startswith("HTTP/1.0")
     if bodyless or status in (204, 304):
@@ -265,7 +265,7 @@ class Proxied:
             async with exchange as answer:
                 if listener is None or not answer.is_success:
                     return Response(answer.status_code, dict(answer.headers), await answer.aread())
-                listener.on_head()
+                listener.on_head(answer.headers)
                 kept: list[bytes] = []
                 async for piece in answer.aiter_bytes():
                     (listener.on_data or kept.append)(piece)

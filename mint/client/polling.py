@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from mint.client.http import Listener, Response
+from mint.client.http import Headers, Listener, Response
 from mint.client.transport import Transport
 from mint.errors import Internal, RequestFailed, RequestRejected
 from mint.types import ForwardBackwardOutput, SampleResponse
@@ -37,21 +37,28 @@ class ResultLost(Internal):
     """The server no longer has the result; a sample may be asked for again."""
 
 
+class Accepted(NamedTuple, Generic[T]):
+    """A request the server has, and will carry out."""
+
+    head: Headers
+    """What it told at once."""
+    result: asyncio.Task[T]
+
+
 async def submit(
     transport: Transport, path: str, body: bytes, headers: Mapping[str, str], kind: str, read: Callable[[Response], T]
-) -> asyncio.Task[T]:
-    """Returns when the server has accepted the request; the task ends with its result. `kind` and `read` as in
-    `retrieve`."""
+) -> Accepted[T]:
+    """Returns when the server has accepted the request. `kind` and `read` as in `retrieve`."""
     loop = asyncio.get_running_loop()
-    accepted: asyncio.Future[None] = loop.create_future()
+    accepted: asyncio.Future[Headers] = loop.create_future()
 
-    def accept() -> None:
+    def accept(head: Headers) -> None:
         if not accepted.done():
-            accepted.set_result(None)
+            accepted.set_result(head)
 
     async def work() -> T:
         answer = await _post(transport, path, body, headers, accept)
-        accept()
+        accept(answer.headers)
         if answer.headers.get("content-type") != LATER:
             return await retrieve(transport, answer.json()["request_id"], kind, read)
         media, _, content = answer.content.partition(b"\n")
@@ -66,11 +73,11 @@ async def submit(
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not accepted.done():
         task.result()  # raises why it was refused
-    return task
+    return Accepted(accepted.result(), task)
 
 
 async def _post(
-    transport: Transport, path: str, body: bytes, headers: Mapping[str, str], accept: Callable[[], None]
+    transport: Transport, path: str, body: bytes, headers: Mapping[str, str], accept: Callable[[Headers], None]
 ) -> Response:
     """Asks for the result as the rest of the answer, where a connection may be spared for the wait."""
     if transport.may_hold:

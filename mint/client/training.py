@@ -9,15 +9,15 @@ import asyncio
 import json
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mint.checks import LOSS_FNS, check_data
 from mint.client import custom_loss
 from mint.client.chunks import combine, split
-from mint.client.futures import APIFuture, start
+from mint.client.futures import APIFuture, keep, start
 from mint.client.http import Response
-from mint.client.polling import json_as, read_forward_backward, read_reverse_kl, submit
+from mint.client.polling import Accepted, json_as, read_forward_backward, read_reverse_kl, submit
 from mint.client.sampling import TOKEN_IDS, SamplingClient, open_sampler
 from mint.client.session import Session
 from mint.client.tokenizers import load_tokenizer
@@ -35,9 +35,13 @@ from mint.types import (
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
-from mint.wire import JSON, PROTOBUF, ForwardBackwardCall, forward_backward_to_proto, from_json, to_json
+from mint.wire import JSON, PROTOBUF, SAMPLER, ForwardBackwardCall, forward_backward_to_proto, from_json, to_json
 
 T = TypeVar("T")
+
+SAVE_FOR_SAMPLER = "save_weights_for_sampler"
+_SAVED_FOR_SAMPLER = ("SaveWeightsForSampler", json_as(SaveWeightsForSamplerResponse))
+"""Kind and reader of its result."""
 
 
 class TrainingClient:
@@ -175,10 +179,10 @@ class TrainingClient:
         overwrite: bool = False,
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Saves weights for sampling; `create_sampling_client(model_path=result.path)` opens them."""
-        body = _save_body(name, ttl_seconds, user_metadata)
+        body = _save_body(name, ttl_seconds, user_metadata) | {"type": SAVE_FOR_SAMPLER}
         if overwrite:  # an addition of ours to the protocol, so only said when it matters
             body["overwrite"] = True
-        return self._save_for_sampler(body)
+        return self._call(SAVE_FOR_SAMPLER, body, *_SAVED_FOR_SAMPLER)
 
     async def save_weights_for_sampler_async(
         self,
@@ -192,11 +196,12 @@ class TrainingClient:
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient:
         """A client that samples from the weights as they are after all calls made so far.
 
-        With a name they are also kept as a checkpoint; a name used before by this client is overwritten."""
-        return start(self._sampling_client(self._freeze(name))).result()
+        It need not wait for these calls: what is sampled does, and hears of it if the snapshot fails. With a name the
+        weights are also kept as a checkpoint, which is there then; a name used before by this client is overwritten."""
+        return self._sampling_client(name).result()
 
     async def save_weights_and_get_sampling_client_async(self, name: str | None = None) -> SamplingClient:
-        return await start(self._sampling_client(self._freeze(name)))
+        return await self._sampling_client(name)
 
     def create_sampling_client(self, model_path: str) -> SamplingClient:
         """Samples from a checkpoint made by `save_weights_for_sampler`."""
@@ -263,9 +268,8 @@ class TrainingClient:
         try:
             async with self._turn:
                 for body in bodies:
-                    results.append(
-                        await submit(transport, "forward_backward", body, headers, kind, read_forward_backward)
-                    )
+                    accepted = await submit(transport, "forward_backward", body, headers, kind, read_forward_backward)
+                    results.append(accepted.result)
             return combine(await asyncio.gather(*results))
         finally:
             for result in results:
@@ -273,14 +277,19 @@ class TrainingClient:
 
     def _call(self, path: str, body: dict[str, Any], kind: str, read: Callable[[Response], T]) -> APIFuture[T]:
         with self._lock:
-            numbered = {"model_id": self.model_id, "seq_id": self._reserve(1)} | body
-            return start(self._send(path, json.dumps(numbered).encode(), kind, read))
+            return start(self._send(path, self._numbered(body), kind, read))
 
     async def _send(self, path: str, body: bytes, kind: str, read: Callable[[Response], T]) -> T:
+        return await (await self._submit(path, body, kind, read)).result
+
+    async def _submit(self, path: str, body: bytes, kind: str, read: Callable[[Response], T]) -> Accepted[T]:
         transport, _ = await self._session.open()
         async with self._turn:
-            result = await submit(transport, path, body, {}, kind, read)
-        return await result
+            return await submit(transport, path, body, {}, kind, read)
+
+    def _numbered(self, body: dict[str, Any]) -> bytes:
+        """Under the lock, as the number is its place in the order."""
+        return json.dumps({"model_id": self.model_id, "seq_id": self._reserve(1)} | body).encode()
 
     def _reserve(self, count: int) -> int:
         """The first of `count` consecutive sequence ids; they start at 1, creation being 0."""
@@ -294,18 +303,23 @@ class TrainingClient:
         body = {"path": path, "optimizer": optimizer, "type": "load_weights"}
         return self._call("load_weights", body, "LoadWeights", json_as(LoadWeightsResponse))
 
-    def _save_for_sampler(self, body: dict[str, Any]) -> APIFuture[SaveWeightsForSamplerResponse]:
-        body = body | {"type": "save_weights_for_sampler"}
-        read = json_as(SaveWeightsForSamplerResponse)
-        return self._call("save_weights_for_sampler", body, "SaveWeightsForSampler", read)
+    def _sampling_client(self, name: str | None) -> APIFuture[SamplingClient]:
+        if name is not None:
+            used, self._sampler_names = name in self._sampler_names, self._sampler_names | {name}
+            return start(self._opened(self.save_weights_for_sampler(name, overwrite=used)))
+        with self._lock:
+            body = {"sampling_session_seq_id": next(self._session.sampler_numbers), "type": SAVE_FOR_SAMPLER}
+            return start(self._snapshot(self._numbered(body)))
 
-    def _freeze(self, name: str | None) -> APIFuture[SaveWeightsForSamplerResponse]:
-        if name is None:
-            return self._save_for_sampler({"sampling_session_seq_id": next(self._session.sampler_numbers)})
-        used, self._sampler_names = name in self._sampler_names, self._sampler_names | {name}
-        return self.save_weights_for_sampler(name, overwrite=used)
+    async def _snapshot(self, body: bytes) -> SamplingClient:
+        """As soon as the server says what to sample: ours does before it has taken the snapshot."""
+        accepted = await self._submit(SAVE_FOR_SAMPLER, body, *_SAVED_FOR_SAMPLER)
+        if (sampler_id := accepted.head.get(SAMPLER)) is None:
+            return await self._opened(accepted.result)
+        keep(accepted.result)
+        return SamplingClient(self._session.connection, sampler_id, self._session)
 
-    async def _sampling_client(self, saved: APIFuture[SaveWeightsForSamplerResponse]) -> SamplingClient:
+    async def _opened(self, saved: Awaitable[SaveWeightsForSamplerResponse]) -> SamplingClient:
         answer = await saved
         if answer.sampling_session_id is not None:
             return SamplingClient(self._session.connection, answer.sampling_session_id, self._session)

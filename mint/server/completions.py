@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from mint.errors import Unauthorized
-from mint.server.samplers import Policy, Samplers
+from mint.server.policies import Policy
+from mint.server.samplers import Samplers
 from mint.types import SampledSequence, SampleRequest, SampleResponse
 
 

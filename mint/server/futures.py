@@ -38,6 +38,11 @@ class Answer:
     """Turns a protobuf body back into what it says."""
     failed: bool = False
 
+    @property
+    def error(self) -> str:
+        """Of one that failed: what is told of it."""
+        return str(json.loads(self.body)["error"])
+
     def as_json(self) -> bytes:
         return self.body if self.read is None else json.dumps(wire.to_json(self.read(self.body))).encode()
 
@@ -89,6 +94,8 @@ class Promise:
     """When somebody last asked for it."""
     finished: float = 0.0
     delivered: bool = False
+    head: dict[str, str] = field(default_factory=dict)
+    """What is known of the result before it is there, for clients that wait for that on the same connection."""
     envelope: dict[str, Any] = field(default_factory=dict)
     """What the first answer to the request says besides the id; a repeated request gets the same."""
     on_cancel: Callable[[], None] | None = None

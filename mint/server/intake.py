@@ -73,6 +73,8 @@ class Intake:
                 promise.fail(outcome)
                 promise.accepted.set_exception(outcome)
             else:
+                if step.accepted is not None:
+                    step.accepted(promise)
                 promise.accepted.set_result(None)
                 self.enter(model, outcome, promise, step)
 

@@ -18,7 +18,7 @@ from mint.server.futures import Answer, Promise, error_answer
 from mint.server.journal import Found, Head, Journal, Place
 from mint.server.records import Damaged
 from mint.server.sequencer import Sequencer
-from mint.server.steps import FORWARDS
+from mint.server.steps import FORWARDS, announce_snapshot
 
 if TYPE_CHECKING:
     from mint.server.state import Server
@@ -92,6 +92,8 @@ class _Recovery:
                     if (result := self._results.get(head["id"])) is not None:
                         entry.answered, entry.failed = True, result.record.head["failed"]
                         promise.settle(self._read(head, result))
+                    elif head["op"] == "snapshot":
+                        announce_snapshot(server, model.run, head["fixed"]["sampler"], promise)
         created.run(server.models.bring_up(model))
 
     def _creation(self, created: Head) -> Promise:

@@ -36,6 +36,8 @@ class Step:
     answer: Callable[[Any], Answer]
     settled: Callable[[], None] | None = None
     """Called when it is over, well or badly."""
+    accepted: Callable[[Promise], None] | None = None
+    """Called when the request is safe, before anybody hears of that."""
 
 
 @dataclass(eq=False)

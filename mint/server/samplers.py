@@ -1,8 +1,7 @@
-"""What can be sampled: policies in the backend's memory, and the sampling sessions that pin them.
+"""Sampling sessions, each on one policy, and the samples that are asked of them.
 
-A policy is a base model, a saved checkpoint or a snapshot. The first two are shared by whoever asks for them, leave
-memory when idle and come back from disk on use; a snapshot lives as long as the session that took it. When the engine
-is lost, each policy comes back on its next use, and the samples that were under way are sampled anew.
+A snapshot has its sampling session from the moment its request is safe: it may be sampled before it has been taken, and
+lives as long as the client's session. Samples that were under way when the engine was lost are sampled anew.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,21 @@ from urllib.parse import quote, unquote
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from mint.backend import Backend, ModelFacts, OnTokens
+from mint.backend import Backend, OnTokens
 from mint.checks import check_sample
 from mint.doorbell import arriving
 from mint.errors import BadRequest, Internal, Interrupted, Lost, NotFound
 from mint.server.auth import User
-from mint.server.catalogue import Catalogue, sizes
-from mint.server.checkpoints import Checkpoints
+from mint.server.catalogue import sizes
 from mint.server.futures import Answer, Promise, sample_answer
 from mint.server.limits import Limits
 from mint.server.meter import Meter
+from mint.server.policies import Policies, Policy
 from mint.server.queues import Load, Queues
 from mint.server.room import is_full
 from mint.server.sessions import Session, Sessions
-from mint.server.store import CheckpointRow, Row, SamplerRow, Store
+from mint.server.store import Row, RunRow, SamplerRow, Store
 from mint.server.tenant_rows import SnapshotRow
-from mint.server.trial import Trial
 from mint.types import SampleRequest, SampleResponse
 
 log = logging.getLogger("mint.server")
@@ -49,58 +48,34 @@ DEATHS = 10
 
 
 @dataclass(eq=False)
-class Policy:
-    name: str
-    base_model: str
-    folder: str | None = None
-    """Of a snapshot; a checkpoint's files are fetched when they are needed."""
-    checkpoint: CheckpointRow | None = None
-    ephemeral: bool = False
-    run: str | None = None
-    """The run whose weights they are; None for a base model."""
-    facts: ModelFacts | None = None
-    """Set once it can be sampled, in the engine of this `generation`."""
-    generation: int = 0
-    used: float = field(default_factory=time.monotonic)
-    loading: asyncio.Task[None] | None = None
-
-    @property
-    def is_loading(self) -> bool:
-        return self.loading is not None and not self.loading.done()
-
-
-@dataclass(eq=False)
 class Sampler:
     row: SamplerRow
     policy: Policy
     clones: int = 0
+    stored: bool = False
+    """Whether there is a row of it in the database."""
 
 
 class Samplers:
     def __init__(
         self,
         backend: Backend,
+        policies: Policies,
         store: Store,
-        catalogue: Catalogue,
         sessions: Sessions,
-        checkpoints: Checkpoints,
         limits: Limits,
         queues: Queues,
         snapshots: Path,
-        trial: Trial,
         meter: Meter,
     ) -> None:
         self._backend = backend
+        self._policies = policies
         self._store = store
-        self._catalogue = catalogue
         self._sessions = sessions
-        self._checkpoints = checkpoints
         self._limits = limits
         self._queues = queues
         self._snapshots = snapshots
-        self._trial = trial
         self._meter = meter
-        self._policies: dict[str, Policy] = {}
         self._live: dict[str, Sampler] = {}
         self._used: dict[str, set[str]] = {}
         """Ids of the sampling sessions that a session has had, so that a new one need not be looked for."""
@@ -113,8 +88,8 @@ class Samplers:
         """The sampling session of this number, made if need be; refused if its model is soon known not to exist."""
         sampler_id = f"{session.id}:sample:{number}"
         user = User(session.row.owner)
-        policy, path = self.policy(base_model, model_path, user)
-        loading = self._start_loading(policy)
+        policy, path = self._policies.named(base_model, model_path, user)
+        loading = self._policies.start_loading(policy)
         await asyncio.wait([loading], timeout=self._limits.load_wait_seconds)
         if loading.done():
             loading.result()
@@ -136,15 +111,46 @@ class Samplers:
             self._used[session_id] = set(self.of_session(session_id))
         return self._used[session_id]
 
-    def add_snapshot(self, session: Session, sampler_id: str, facts: ModelFacts, run: str) -> Sampler:
-        """The sampling session of a snapshot the backend took under the same name; it may be taken again."""
-        policy = self._snapshot(sampler_id, facts.name, run)
-        policy.facts, policy.generation = facts, self._backend.generation
-        used = sampler_id in self._used_in(session.id)
-        if used and (row := self._store.get(SamplerRow, sampler_id)) is not None:
-            self._live[sampler_id] = Sampler(row, policy)
-            return self._live[sampler_id]
-        return self._add(session, sampler_id, policy, None, SnapshotRow(sampler_id=sampler_id, run_id=run))
+    def announce(self, run: RunRow, sampler_id: str) -> Sampler:
+        """The sampling session of a snapshot that this run is going to take under the same name."""
+        assert run.session_id is not None
+        policy = self._snapshot(sampler_id, run.base_model, run.id)
+        policy.taken = asyncio.get_running_loop().create_future()
+        used = self._used_in(run.session_id)
+        # There is a row of it already if the server died before the answer was written down.
+        known = self._store.get(SamplerRow, sampler_id) if sampler_id in used else None
+        used.add(sampler_id)
+        row = known or _row(run.session_id, run.owner, sampler_id, policy, None)
+        self._live[sampler_id] = Sampler(row, policy, stored=known is not None)
+        return self._live[sampler_id]
+
+    def take(self, run: RunRow, sampler_id: str) -> Future[dict[str, float]]:
+        """Asks the backend for the snapshot of an announced session."""
+        sampler = self._live.get(sampler_id)
+        policy = self._snapshot(sampler_id, run.base_model, run.id) if sampler is None else sampler.policy
+        return self._policies.take(policy)
+
+    def record(self, run: RunRow, sampler_id: str) -> None:
+        """The snapshot has been taken."""
+        sampler = self._live.get(sampler_id)
+        if sampler is None:  # its session has ended meanwhile
+            self._backend.release(sampler_id)
+            shutil.rmtree(self.snapshot_folder(sampler_id), ignore_errors=True)
+        elif not sampler.stored:
+            self._insert(sampler, SnapshotRow(sampler_id=sampler_id, run_id=run.id))
+
+    def settle(self, sampler: Sampler, answer: asyncio.Future[Answer]) -> None:
+        """Whoever samples a snapshot that could not be taken hears why."""
+        taken = sampler.policy.taken
+        assert taken is not None
+        if not answer.result().failed:
+            taken.set_result(None)
+            return
+        sampler.policy.generation = None
+        taken.set_exception(
+            NotFound(f"{sampler.row.id} cannot be sampled: the snapshot failed. {answer.result().error}")
+        )
+        taken.exception()  # told to who samples
 
     def snapshot_folder(self, sampler_id: str) -> Path:
         return self._snapshots / quote(sampler_id, safe="")
@@ -152,25 +158,21 @@ class Samplers:
     def _snapshot(self, sampler_id: str, base_model: str, run: str | None) -> Policy:
         return Policy(sampler_id, base_model, str(self.snapshot_folder(sampler_id)), ephemeral=True, run=run)
 
-    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None, *more: Row) -> Sampler:
-        row = SamplerRow(
-            id=sampler_id,
-            session_id=session.id,
-            owner=session.row.owner,
-            base_model=policy.base_model,
-            model_path=path,
-            ephemeral=policy.ephemeral,
-            created=time.time(),
-        )
-        try:
-            self._store.insert(row, *more)
-        except OperationalError as error:
-            if not (policy.ephemeral and is_full(error)):
-                raise
-            log.warning("sampling session %s is in memory only: %s", sampler_id, error.orig)
+    def _add(self, session: Session, sampler_id: str, policy: Policy, path: str | None) -> Sampler:
+        sampler = Sampler(_row(session.id, session.row.owner, sampler_id, policy, path), policy)
+        self._insert(sampler)
         self._used_in(session.id).add(sampler_id)
-        self._live[sampler_id] = Sampler(row, policy)
-        return self._live[sampler_id]
+        self._live[sampler_id] = sampler
+        return sampler
+
+    def _insert(self, sampler: Sampler, *more: Row) -> None:
+        try:
+            self._store.insert(sampler.row, *more)
+            sampler.stored = True
+        except OperationalError as error:
+            if not (sampler.policy.ephemeral and is_full(error)):
+                raise
+            log.warning("sampling session %s is in memory only: %s", sampler.row.id, error.orig)
 
     def find(self, sampler_id: str, user: User) -> Sampler:
         """The sampler, its session seen just now; one of a base model or saved path comes back after a restart."""
@@ -180,7 +182,7 @@ class Samplers:
             raise NotFound(f"no sampling session {sampler_id!r} on this server; create a new sampling client.")
         if sampler is None:
             if not row.ephemeral:
-                policy, _ = self.policy(None if row.model_path else row.base_model, row.model_path, user)
+                policy, _ = self._policies.named(None if row.model_path else row.base_model, row.model_path, user)
             elif self.snapshot_folder(sampler_id).is_dir():
                 taken = self._store.get(SnapshotRow, sampler_id)
                 policy = self._snapshot(sampler_id, row.base_model, None if taken is None else taken.run_id)
@@ -190,7 +192,7 @@ class Samplers:
                     "or its session silent for too long. Take a new one, or save with save_weights_for_sampler(name)."
                 )
             # Clients that joined before the restart keep their numbers: later ones get numbers nobody had by then.
-            sampler = self._live[sampler_id] = Sampler(row, policy, clones=int(time.time()))
+            sampler = self._live[sampler_id] = Sampler(row, policy, clones=int(time.time()), stored=True)
         self._sessions.touch(row.session_id, user)
         return sampler
 
@@ -203,58 +205,11 @@ class Samplers:
         query = select(SamplerRow).where(SamplerRow.session_id == session_id).order_by(SamplerRow.created)
         return [row.id for row in self._store.all(query)]
 
-    # Policies -------------------------------------------------------------------------------------------------------
-
-    def policy(self, base_model: str | None, model_path: str | None, user: User) -> tuple[Policy, str | None]:
-        """The policy of a base model or a saved path, and the path as we spell it."""
-        if (base_model is None) == (model_path is None):
-            raise BadRequest("give either base_model or model_path to sample from, not both and not neither.")
-        if model_path is None:
-            assert base_model is not None
-            self._catalogue.check(base_model)
-            return self._shared(Policy(f"base:{base_model}", base_model)), None
-        row = self._checkpoints.resolve(model_path, user)
-        return self._shared(self._saved(row)), row.path
-
-    def _saved(self, row: CheckpointRow) -> Policy:
-        base_model = self._checkpoints.run_of(row).base_model
-        # The row's number, not its path: a name that is deleted and saved again is another policy.
-        return Policy(f"checkpoint:{row.id}", base_model, checkpoint=row, run=row.run_id)
-
-    def _shared(self, policy: Policy) -> Policy:
-        return self._policies.setdefault(policy.name, policy)
-
-    def _start_loading(self, policy: Policy) -> asyncio.Task[None]:
-        if policy.loading is None or (policy.loading.done() and not self._is_there(policy)):
-            policy.loading = asyncio.get_running_loop().create_task(self._load(policy))
-            policy.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to who asks
-        return policy.loading
-
-    async def _load(self, policy: Policy) -> None:
-        facts = await self._catalogue.load(policy.base_model)
-        folder = policy.folder
-        if policy.checkpoint is not None:
-            folder = str(await asyncio.to_thread(self._checkpoints.fetch, policy.checkpoint))
-        generation = self._backend.generation
-        await arriving(self._backend.load_policy(policy.name, policy.base_model, folder))
-        policy.facts, policy.generation, policy.used = facts, generation, time.monotonic()
-
-    def _is_there(self, policy: Policy) -> bool:
-        return policy.facts is not None and policy.generation == self._backend.generation
-
-    async def ready(self, policy: Policy) -> ModelFacts:
-        await self._trial.wait_until_calm()
-        while not self._is_there(policy):
-            await asyncio.shield(self._start_loading(policy))
-        policy.used = time.monotonic()
-        assert policy.facts is not None
-        return policy.facts
-
     # Samples --------------------------------------------------------------------------------------------------------
 
     def check(self, policy: Policy, request: SampleRequest) -> None:
         """As much as can be said before the model is there."""
-        check_sample(request, *sizes(policy.facts))
+        check_sample(request, *sizes(self._policies.facts(policy)))
 
     def sample(self, policy: Policy, request: SampleRequest, promise: Promise, leave: Callable[[], None]) -> None:
         """Settles the promise with the samples, and then leaves the queues."""
@@ -264,14 +219,18 @@ class Samplers:
 
     async def _sample(self, policy: Policy, request: SampleRequest, owner: str) -> Answer:
         for _ in range(DEATHS):
-            facts = await self.ready(policy)
+            facts = await self._policies.ready(policy)
             check_sample(request, *sizes(facts))
             generation = self._backend.generation
             try:
                 work = self._backend.sample(policy.name, request)
                 return sample_answer(await arriving(self._meter.sampled(owner, policy.run, request, work)))
+            except NotFound:
+                if policy.taken is not None:
+                    await asyncio.shield(policy.taken)  # raises why there is none
+                raise
             except Lost:
-                policy.facts = None  # it is loaded again
+                policy.generation = None  # it is loaded again
             except Interrupted:
                 while self._backend.generation == generation:
                     await asyncio.sleep(0.05)
@@ -288,7 +247,7 @@ class Samplers:
         self, policy: Policy, request: SampleRequest, owner: str, on_tokens: OnTokens | None = None
     ) -> asyncio.Future[SampleResponse]:
         """Starts a sample that its own connection waits for; cancelling what this returns frees its place."""
-        await self.ready(policy)
+        await self._policies.ready(policy)
         self.check(policy, request)
         leave = self._queues.enter(Load(None, samples=request.num_samples))
         drawing = self._backend.sample(policy.name, request, on_tokens)
@@ -339,15 +298,23 @@ class Samplers:
         idle = time.monotonic() - self._limits.policy_idle_seconds
         for sampler in [s for s in self._live.values() if not s.policy.ephemeral and s.policy.used < idle]:
             del self._live[sampler.row.id]
-        for policy in [p for p in self._policies.values() if p.used < idle and not p.is_loading]:
-            del self._policies[policy.name]
-            if policy.facts is not None:
-                policy.facts, policy.loading = None, None
-                self._backend.release(policy.name)
+        self._policies.sweep(idle)
 
     def _sweep_snapshots(self, idle: float) -> None:
         for sampler in [s for s in self._live.values() if s.policy.ephemeral and s.policy.used < idle]:
-            if self.snapshot_folder(sampler.row.id).is_dir():  # else it lives in the engine's memory alone
+            # Else it is still to be taken, or lives in the engine's memory alone.
+            if not sampler.policy.is_coming and self.snapshot_folder(sampler.row.id).is_dir():
                 del self._live[sampler.row.id]
-                sampler.policy.facts, sampler.policy.loading = None, None
-                self._backend.release(sampler.policy.name)
+                self._policies.release(sampler.policy)
+
+
+def _row(session_id: str, owner: str, sampler_id: str, policy: Policy, path: str | None) -> SamplerRow:
+    return SamplerRow(
+        id=sampler_id,
+        session_id=session_id,
+        owner=owner,
+        base_model=policy.base_model,
+        model_path=path,
+        ephemeral=policy.ephemeral,
+        created=time.time(),
+    )

@@ -21,6 +21,7 @@ from mint.server.limits import Limits
 from mint.server.meter import Meter
 from mint.server.metrics import Status, Traffic
 from mint.server.models import Models
+from mint.server.policies import Policies
 from mint.server.queues import Queues
 from mint.server.recovery import recover
 from mint.server.samplers import Samplers
@@ -93,17 +94,9 @@ class Server:
         self.models.restore_call = partial(call_from, self)
         self.meter.find_run = self.models.known_run
         self.meter.budgets.save = partial(save_and_stop, self, budgets.CHECKPOINT)
+        self.policies = Policies(backend, self.catalogue, self.checkpoints, trial)
         self.samplers = Samplers(
-            backend,
-            self.store,
-            self.catalogue,
-            self.sessions,
-            self.checkpoints,
-            limits,
-            self.queues,
-            self.home.snapshots,
-            trial,
-            self.meter,
+            backend, self.policies, self.store, self.sessions, limits, self.queues, self.home.snapshots, self.meter
         )
 
     async def start(self) -> None:

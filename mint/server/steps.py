@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ from mint.server.auth import User
 from mint.server.bodies import decompress, fingerprint
 from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
-from mint.server.futures import Answer, forward_answer, json_answer
+from mint.server.futures import Answer, Promise, forward_answer, json_answer
 from mint.server.runner import Step
+from mint.server.store import RunRow
 from mint.types import ForwardBackwardOutput, OptimStepResponse
 
 if TYPE_CHECKING:
@@ -225,19 +227,28 @@ def snapshot(server: Server, model: Model, call: Call) -> Step:
     """The present weights, kept under a sampling session of their own."""
     if call.body.path is not None:
         raise BadRequest("give either path (a named checkpoint) or sampling_session_seq_id (a snapshot), not both.")
-    assert model.run.session_id is not None
-    session = server.sessions.touch(model.run.session_id, User(model.run.owner))
     if not call.fixed:
+        assert model.run.session_id is not None
+        session = server.sessions.touch(model.run.session_id, User(model.run.owner))
         call.fixed["sampler"] = server.samplers.new_id(session, call.body.sampling_session_seq_id)
     sampler_id = call.fixed["sampler"]
-    folder = server.samplers.snapshot_folder(sampler_id)
 
     def record(_: Mapping[str, float]) -> Answer:
-        assert model.facts is not None
-        server.samplers.add_snapshot(session, sampler_id, model.facts, model.id)
+        server.samplers.record(model.run, sampler_id)
         return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-    return Step(lambda: server.backend.snapshot(model.id, sampler_id, str(folder)), record)
+    return Step(
+        partial(server.samplers.take, model.run, sampler_id),
+        record,
+        accepted=partial(announce_snapshot, server, model.run, sampler_id),
+    )
+
+
+def announce_snapshot(server: Server, run: RunRow, sampler_id: str, promise: Promise) -> None:
+    """The request for it is safe: its client is told what to sample, and need not wait until it has been taken."""
+    sampler = server.samplers.announce(run, sampler_id)
+    promise.head[wire.SAMPLER] = sampler_id
+    promise.settled.add_done_callback(partial(server.samplers.settle, sampler))
 
 
 async def save_and_stop(server: Server, name: str, run_id: str) -> str | None:

@@ -22,7 +22,7 @@ from mint.wire.json_bodies import (
     tensor_from_json,
     to_json,
 )
-from mint.wire.media import FRAMES, HELD, HOLD, JSON, LATER, PROTOBUF
+from mint.wire.media import FRAMES, HELD, HOLD, JSON, LATER, PROTOBUF, SAMPLER
 from mint.wire.proto_requests import forward_backward_from_proto, forward_backward_to_proto
 from mint.wire.proto_results import (
     forward_backward_output_from_proto,
@@ -39,6 +39,7 @@ __all__ = [
     "JSON",
     "LATER",
     "PROTOBUF",
+    "SAMPLER",
     "ForwardBackwardCall",
     "FrameReader",
     "ReverseKLCall",

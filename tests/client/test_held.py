@@ -1,5 +1,6 @@
 """Results as the rest of the first answer: one request a training call, in order, and by polls where that fails."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tests.waiting import PATIENCE, eventually
 
 DATA = [types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]})]
 ADAM = types.AdamParams(learning_rate=1e-3)
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=2)
 
 
 @pytest.fixture
@@ -53,6 +56,41 @@ def test_a_call_is_sent_on_while_the_one_before_it_is_held(live: Live, training:
     assert not any(call.done() for call in calls)
     live.backend.let_go()
     assert [type(call.result(PATIENCE)).__name__ for call in calls] == ["ForwardBackwardOutput", "OptimStepResponse"]
+
+
+def test_a_sampling_client_is_there_before_its_snapshot(live: Live, training: mint.TrainingClient) -> None:
+    live.backend.hold()
+    training.optim_step(ADAM)
+    samplers = [
+        training.save_weights_and_get_sampling_client(),
+        asyncio.run(training.save_weights_and_get_sampling_client_async()),
+    ]
+    training.optim_step(ADAM)
+    answers = [sampler.sample(PROMPT, 1, PARAMS) for sampler in samplers]
+    eventually(lambda: live.backend.names().count("sample") == 2)
+    assert not any(answer.done() for answer in answers)
+    live.backend.let_go()
+    assert [answer.result(PATIENCE).sequences[0].logprobs[0] for answer in answers] == [-1.5, -1.5]
+
+
+def test_whoever_samples_a_snapshot_that_failed_hears_why(
+    live: Live, training: mint.TrainingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    live.backend.fail["snapshot"] = mint.Internal("out of memory")
+    failed = training.save_weights_and_get_sampling_client()
+    for _ in range(2):
+        with pytest.raises(mint.RequestRejected, match=r"cannot be sampled: the snapshot failed\. out of memory"):
+            failed.sample(PROMPT, 1, PARAMS).result(PATIENCE)
+    live.backend.fail.clear()
+    good = training.save_weights_and_get_sampling_client()
+    assert good.sample(PROMPT, 1, PARAMS).result(PATIENCE).sequences[0].logprobs[0] == -0.5
+    assert "snapshot" not in caplog.text, "what it failed with is told to who samples it, and once is enough"
+
+
+def test_a_snapshot_that_is_refused_is_told_at_once(live: Live, training: mint.TrainingClient) -> None:
+    live.fetch(live.post("/unload_model", {"model_id": training.model_id}))
+    with pytest.raises(mint.NotFound, match="unloaded"):
+        training.save_weights_and_get_sampling_client()
 
 
 def test_a_result_that_takes_longer_than_a_held_answer_is_polled_for(

@@ -148,7 +148,9 @@ def test_a_cancelled_request_leaves_no_answer_behind() -> None:
     async def run() -> Response:
         async with lane(script) as lanes:
             begun = asyncio.Event()
-            task = asyncio.create_task(lanes.request(Request("POST", "/a", b"hi", listener=Listener(begun.set))))
+            task = asyncio.create_task(
+                lanes.request(Request("POST", "/a", b"hi", listener=Listener(lambda _: begun.set())))
+            )
             await begun.wait()
             task.cancel()
             await asyncio.wait([task])

@@ -314,15 +314,17 @@ def test_a_full_disk_under_the_database_is_no_5xx(live: Live, monkeypatch: pytes
 def test_a_snapshot_taken_while_the_database_is_full_is_sampled_from_memory(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = live.model()
+    model, tries = live.model(), []
 
-    def full(*_: Any) -> None:
+    def full(_: Store, *rows: Any) -> None:
+        tries.append(rows)
         raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
 
-    monkeypatch.setattr(Store, "add", full)
+    monkeypatch.setattr(Store, "insert", full)
     body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7}
     sampler = live.fetch(live.post("/save_weights_for_sampler", body))["sampling_session_id"]
     monkeypatch.undo()
+    assert len(tries) == 1
     assert live.fetch(live.sample(sampler, 0))["sequences"]
 
 

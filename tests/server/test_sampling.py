@@ -264,6 +264,6 @@ def test_nothing_is_remembered_of_a_checkpoint_that_nobody_samples_any_more(serv
         path = live.save(model, n, f"c{n}", "save_weights_for_sampler")
         assert live.fetch(live.sample(live.sampler(model_path=path), 1))["sequences"]
         assert live.http.get(f"{live.url}/v1/models/{path}").is_success
-    policies = live.app.state.server.samplers._policies
+    policies = live.app.state.server.policies._shared
     eventually(lambda: not policies)
     assert live.fetch(live.sample(live.sampler(model_path=path), 1))["sequences"], "it comes back when it is asked for"

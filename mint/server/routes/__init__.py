@@ -96,7 +96,7 @@ class Later(Response):
     """Begins at once and ends with the result, in the form of `wire.LATER`."""
 
     def __init__(self, promise: Promise, request: Request, server: Server) -> None:
-        super().__init__(media_type=wire.LATER, headers={wire.HELD: promise.request_id})
+        super().__init__(media_type=wire.LATER, headers={wire.HELD: promise.request_id, **promise.head})
         del self.headers["content-length"]
         self._promise, self._request, self._server = promise, request, server
 

@@ -48,7 +48,7 @@ async def model(name: str, server: State, user: Caller) -> dict[str, Any]:
 
 def _policy(server: Server, user: User, name: str) -> tuple[Policy, str | None]:
     saved = name.startswith(("tinker://", "mint://", "ckpt_"))
-    return server.samplers.policy(None if saved else name, name if saved else None, user)
+    return server.policies.named(None if saved else name, name if saved else None, user)
 
 
 @router.post("/chat/completions")

@@ -77,7 +77,7 @@ async def _sample(server: Server, user: User, call: wire.SampleCall, body: bytes
     """Starts the sample, unless it was asked for before under the same number."""
     key, group, session, same = None, None, None, fingerprint(body)
     if call.sampling_session_id is None:
-        policy, _ = server.samplers.policy(call.base_model, call.model_path, user)
+        policy, _ = server.policies.named(call.base_model, call.model_path, user)
     else:
         sampler = server.samplers.find(call.sampling_session_id, user)
         policy, session = sampler.policy, sampler.row.session_id

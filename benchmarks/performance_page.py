@@ -3,7 +3,8 @@
     python benchmarks/performance_page.py [--check]
 
 The page is written by hand except for what stands between `<!-- RESULT: PART -->` and `<!-- end -->`: RESULT is a file
-of benchmarks/results, PART "hardware" or one of `PARTS`. --check changes nothing, and fails if the page is out of date.
+of benchmarks/results, or "summary" for what comes from several; PART is "hardware" or one of `PARTS`. --check changes
+nothing, and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -45,6 +46,64 @@ def hardware(told: Result) -> str:
     facts = told["hardware"]
     where = facts.get("gpu") or f"{facts['cores']} cores of an {facts['cpu']}"
     return f"{where}, torch {facts['torch']}, load {facts['load_at_start']:g} when it began.\n"
+
+
+def told_by(result: str) -> Result:
+    return dict(json.loads((HERE / "results" / f"{result}.json").read_text()))
+
+
+def summary() -> str:
+    """One line for each thing a reader looks for first."""
+    through, step, path = told_by("through_server_cpu"), told_by("grpo_step_cpu"), told_by("server_cpu")
+    training, sampling = told_by("training_h200"), told_by("sampling_h200")
+
+    def on_cpu(shape: str, case: str) -> tuple[str, ...]:
+        row = next(row for row in through["rows"] if (row["shape"], row["case"]) == (shape, case))
+        ours, *peers = row["tokens_per_second"].values()
+        return f"CPU, {shape}: {case}", number(ours), number(max(peers)), f"{row['ratio']:.1f}"
+
+    def on_gpu(case: str) -> tuple[str, ...]:
+        row = next(row for row in sampling["rows"] if (row["shape"], row["case"]) == ("qwen3-0.6b", case))
+        ours, peer = row["ours"]["tokens_per_second"], row["transformers_peft"]["tokens_per_second"]
+        return f"H200, qwen3-0.6b: sampling, {case}", number(ours), number(peer), f"{row['ratio']:.1f}"
+
+    even = next(row for row in training["rows"] if (row["shape"], row["case"]) == ("qwen3-0.6b", "even"))
+    peer = even["peft_tokens_per_second"]
+    speeds = [
+        on_cpu("small", "forward+backward, 32 x 128"),
+        on_cpu("small", "sampling, 32 prompts x 4 x 64"),
+        on_cpu("smollm2-135m", "forward+backward, 8 ragged, 16 to 256"),
+        on_cpu("smollm2-135m", "forward+backward, a group of 8, 128 + 32"),
+        on_cpu("smollm2-135m", "sampling, 1 x 1 x 32"),
+        (
+            "H200, qwen3-0.6b: forward+backward, 32 x 512",
+            number(even["ours_tokens_per_second"]),
+            number(peer),
+            f"{even['ratio']:.1f}",
+        ),
+        on_gpu("1024 x 1 x 128"),
+        on_gpu("1 x 1 x 128"),
+    ]
+    seconds, new, cold = step["seconds"], sampling["refresh"], path["cold"]
+    added = [ms["added"] for name, ms in path["calls"].items() if name != "both"]
+    shares = path["step"]["added_share"], path["larger_step"]["added_share"]
+    others = [
+        ("a GRPO step of the small model, 8 prompts x 4 x 16 tokens", f"{1000 * seconds['mint']:.0f} ms"),
+        ("the same with TRL", f"{1000 * seconds['trl']:.0f} ms"),
+        (
+            "client, wire, server and journal add to a call, and to a step of "
+            + " and of ".join(f"{path[name]['engine']:.0f} ms" for name in ("step", "larger_step")),
+            f"{min(added):.1f} to {max(added):.1f} ms; " + ", ".join(f"{share:.0%}" for share in shares),
+        ),
+        ("H200: what the first token of a new policy takes longer than any other", f"{_refresh(new):.1f} ms"),
+        ("from nothing to a first training client and a first sample", f"{cold['in_all']:.1f} s"),
+    ]
+    head = ["tokens a second", "ours", "transformers + PEFT", "ratio"]
+    return table(head, speeds) + "\n" + table(["", "takes"], others)
+
+
+def _refresh(new: Result) -> float:
+    return float(new["snapshot_ms"] + new["first_token_ms"] - new["token_of_a_known_policy_ms"])
 
 
 def training_cases(told: Result) -> str:
@@ -211,7 +270,9 @@ PARTS: dict[tuple[str, str], Callable[[Result], str]] = {
 def filled(page: str) -> str:
     def fill(match: re.Match[str]) -> str:
         opening, result, part, closing = match.groups()
-        told = json.loads((HERE / "results" / f"{result}.json").read_text())
+        if result == "summary":
+            return f"{opening}\n{summary()}\n{closing}"
+        told = told_by(result)
         make = hardware if part == "hardware" else PARTS[result.rpartition("_")[0], part]
         return f"{opening}\n{make(told)}\n{closing}"
 

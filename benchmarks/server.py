@@ -118,14 +118,15 @@ def calls(model: str, count: int, others: dict[str, tuple[mint.ServiceClient, st
 
 
 def engine_step(engine: EngineProcess, work: Work, folder: Path) -> Callable[[int], None]:
-    """`mint_step`, straight to the engine's process; snapshots are kept on disk, as a server's are."""
+    """`mint_step`, straight to the engine's process; snapshots are kept on disk, as a server's are, and are not waited
+    for here either."""
     engine.create_adapter("g", str(work.folder), types.LoraConfig(rank=RANK, seed=0)).result()
     params = types.SamplingParams(max_tokens=work.tokens, temperature=1.0, stop=[])
     options = check_loss("importance_sampling")
 
     def step(number: int) -> None:
         policy = f"g{number}"
-        engine.snapshot("g", policy, str(folder / policy)).result()
+        engine.snapshot("g", policy, str(folder / policy))
         prompts = work.prompt_tokens(number)
         requests = [types.SampleRequest(types.ModelInput.from_ints(prompt), params, work.group) for prompt in prompts]
         futures = [engine.sample(policy, request) for request in requests]

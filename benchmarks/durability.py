@@ -59,6 +59,11 @@ def datum(tokens: int) -> types.Datum:
     return types.Datum(types.ModelInput.from_ints(ids[:-1]), inputs)
 
 
+def first_token(training: mint.TrainingClient) -> None:
+    sampler = training.save_weights_and_get_sampling_client()
+    sampler.sample(types.ModelInput.from_ints([1, 2, 3, 4]), 1, types.SamplingParams(max_tokens=1)).result()
+
+
 def grpo_step(training: mint.TrainingClient) -> None:
     sampler = training.save_weights_and_get_sampling_client()
     params = types.SamplingParams(max_tokens=TOKENS, temperature=1.0)
@@ -79,7 +84,7 @@ def measure(training: mint.TrainingClient, rounds: int) -> dict[str, dict[str, f
         "forward_backward, 16 datums of 256 tokens": lambda: training.forward_backward(
             [datum(256)] * 16, "ppo"
         ).result(),
-        "snapshot": training.save_weights_and_get_sampling_client,
+        "snapshot and its first token": lambda: first_token(training),
         "GRPO step": lambda: grpo_step(training),
     }
     found: dict[str, dict[str, float]] = {}

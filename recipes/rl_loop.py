@@ -153,7 +153,7 @@ def main(config: Config) -> float:
                 if datums:  # a step without signal would still move the weights, by Adam's momentum
                     gradient = trainer.forward_backward(datums, config.loss_fn)
                     update = trainer.optim_step(adam)
-                    sampler = trainer.save_weights_and_get_sampling_client()  # waits for both
+                    sampler = trainer.save_weights_and_get_sampling_client()  # of the weights after both
                     gradient.result(), update.result()
                 if (step + 1) % config.save_every == 0:
                     trainer.save_state(f"{step + 1:06d}").result()

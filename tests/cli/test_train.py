@@ -134,3 +134,4 @@ def test_bench_ends_with_a_line_of_json(here: Path) -> None:
     code, text = invoke("bench", "--sequences", 2, "--tokens", 4, "--repeat", 1)
     told = json.loads(text.splitlines()[-1])
     assert code == 0 and told["model"] == "mint/tiny" and told["trained tokens/s"] > 0
+    assert told["first token of a new policy, ms"] > 0

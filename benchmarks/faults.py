@@ -129,10 +129,18 @@ class Client:
         saves = {path.rpartition("/")[2]: _digests(data, model, path) for path in self.facts("saved")}
         return {"losses": self.facts("losses"), "samples": self.facts("sampled"), "saves": saves}
 
+    def discard(self, data: Path) -> None:
+        for model in self.facts("model"):
+            shutil.rmtree(_checkpoints(data, model), ignore_errors=True)
+
+
+def _checkpoints(data: Path, model: str) -> Path:
+    return data / "checkpoints" / quote(model, safe="")
+
 
 def _digests(data: Path, model: str, path: str) -> dict[str, str] | str:
     """The files of a checkpoint by their SHA-256, verified."""
-    folder = data / "checkpoints" / quote(model, safe="") / "weights" / path.rpartition("/")[2]
+    folder = _checkpoints(data, model) / "weights" / path.rpartition("/")[2]
     from mint.engine.folders import sha256
 
     try:
@@ -199,6 +207,8 @@ def campaign(
             client.join()
             client.seen = True  # type: ignore[attr-defined]
             _judge(client, data, quiet, tally, amiss)
+            if filler:  # what finished clients have saved would fill it for good
+                client.discard(data)
             if again:
                 clients[place] = new(pythons[place])
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import Select, func, or_, select, true
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from mint.errors import BadRequest, Forbidden, NotFound
 from mint.server.auth import User
+from mint.server.room import is_full
 from mint.server.storage import IDENTITY, Storage
 from mint.server.store import CheckpointRow, RunRow, SettingRow, Store
 from mint.types import CHECKPOINT_KINDS, Checkpoint, Cursor, LoraConfig, ParsedCheckpointTinkerPath, TrainingRun
@@ -249,8 +250,15 @@ class Checkpoints:
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def delete(self, row: CheckpointRow) -> None:
-        self._store.replace([row])
-        self._storage.delete(row.folder)
+        try:
+            self._store.replace([row])
+        except OperationalError as error:
+            if not is_full(error):
+                raise
+            self._storage.delete(row.folder)  # which makes the room that forgetting it takes
+            self._store.replace([row])
+        else:
+            self._storage.delete(row.folder)
 
     def sweep(self) -> None:
         for row in self._store.all(select(CheckpointRow).where(CheckpointRow.expires <= time.time())):

@@ -232,7 +232,7 @@ class Models:
         promise.on_cancel = _nothing
         self._live.pop(model.id, None)
         self._queues.forget(model.id)
-        self._runs.save_time(model)
+        self._runs.save_times([model])
         promise.run(self._end(model))
         return promise
 
@@ -300,19 +300,15 @@ class Models:
         ]
 
     def sweep(self) -> None:
-        self.save_times()
+        self._runs.save_times(self._live.values())
         for model in self._live.values():
             model.runner.start()  # where the engine was lost while nobody asked
             model.journal.trim(self._futures.holds)
 
     def close(self) -> None:
-        self.save_times()
+        self._runs.save_times(self._live.values())
         for model in self._live.values():
             model.journal.close()
-
-    def save_times(self) -> None:
-        for model in self._live.values():
-            self._runs.save_time(model)
 
 
 def _nothing() -> None:

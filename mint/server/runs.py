@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Iterable
 
 from sqlalchemy import or_, select, true
 from sqlalchemy.exc import OperationalError
@@ -15,6 +17,8 @@ from mint.server.limits import Limits
 from mint.server.model import Model
 from mint.server.room import is_full
 from mint.server.store import CheckpointRow, RunRow, Store
+
+log = logging.getLogger("mint.server")
 
 
 class Runs:
@@ -61,10 +65,15 @@ class Runs:
                     raise Busy(f"the model could not be recorded: {error.orig}.") from error
             await asyncio.sleep(0.5)
 
-    def save_time(self, model: Model) -> None:
-        """When a model was last asked for something is kept in memory, and written down now and then."""
-        if self.get(model.id) is not None and model.last_request > model.run.last_request:
-            self._store.update(model.run, last_request=model.last_request)
+    def save_times(self, models: Iterable[Model]) -> None:
+        """When a model was last asked for something is kept in memory, and written down now and then. Where that is not
+        possible, as on a full disk, everything else is done all the same: it may be what makes room."""
+        try:
+            for model in models:
+                if self.get(model.id) is not None and model.last_request > model.run.last_request:
+                    self._store.update(model.run, last_request=model.last_request)
+        except OperationalError as error:
+            log.warning("when models were last asked for something could not be written down: %s", error.orig)
 
     def gone(self, run_id: str, user: User, damage: str | None) -> NotFound:
         """What to tell whoever asks for a model that is not live: from where to go on."""

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from functools import partial
 
+from sqlalchemy.exc import OperationalError
+
 from mint.backend import Backend
 from mint.config import ServerConfig
 from mint.server import budgets
@@ -107,11 +109,7 @@ class Server:
     async def keep_house(self) -> None:
         while True:
             await asyncio.sleep(self.limits.sweep_seconds)
-            for chore in (self.sweep, self.meter.usage.flush):
-                try:
-                    chore()
-                except Exception:  # a full disk, say, must not end all later sweeps
-                    log.exception("housekeeping failed; it is tried again in %s s", self.limits.sweep_seconds)
+            self.sweep()
             await self.status.engine()
 
     def end_sessions(self, session_ids: list[str]) -> None:
@@ -121,15 +119,32 @@ class Server:
         self.futures.end_sessions(session_ids)
 
     def sweep(self) -> None:
+        """Each whatever becomes of the others: on a full disk, one may make the room that another lacks."""
+        again = self.limits.sweep_seconds
+        for chore in (
+            self._end_silent_sessions,
+            self.samplers.sweep,
+            self.checkpoints.sweep,
+            self.futures.sweep,
+            self.models.sweep,
+            self.meter.usage.flush,
+        ):
+            try:
+                chore()
+            except OperationalError as error:
+                log.warning("housekeeping failed (%s); it is tried again in %s s", error.orig, again)
+            except Exception:
+                log.exception("housekeeping failed; it is tried again in %s s", again)
+
+    def _end_silent_sessions(self) -> None:
         self.end_sessions(self.sessions.expire())
-        self.samplers.sweep()
-        self.checkpoints.sweep()
-        self.futures.sweep()
-        self.models.sweep()
 
     def close(self) -> None:
         self.models.close()
-        self.meter.usage.flush()
+        try:
+            self.meter.usage.flush()
+        except OperationalError as error:  # a full disk, say: the rest is closed all the same
+            log.warning("what was used last could not be written to the database: %s", error.orig)
         self.checkpoints.close()
         self.store.close()
         self.home.close()

@@ -17,6 +17,7 @@ from mint.server import state
 from mint.server.journal import Disk
 from mint.server.signer import Signer
 from mint.server.store import Store
+from tests.fakes import FakeBackend
 from tests.server.live import Live
 from tests.server.test_service import kl_body
 from tests.waiting import eventually
@@ -326,6 +327,65 @@ def test_a_snapshot_taken_while_the_database_is_full_is_sampled_from_memory(
     monkeypatch.undo()
     assert len(tries) == 1
     assert live.fetch(live.sample(sampler, 0))["sequences"]
+
+
+def test_what_sessions_leave_is_cleared_away_on_a_full_disk(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing can be written, not even to the database: else it would stay full for good."""
+    session, other = live.session(), live.session()
+    models = [live.model(session), live.model(other)]
+    for model in models:
+        body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7}
+        live.fetch(live.post("/save_weights_for_sampler", body))
+    home = live.app.state.server.home.folder
+
+    def full(*_: Any) -> None:
+        raise OperationalError("UPDATE", {}, sqlite3.OperationalError("database or disk is full"))
+
+    monkeypatch.setattr(Store, "transaction", full)
+    live.fall_silent(session, 10_000)
+    live.fall_silent(other, 10_000)
+    eventually(lambda: not live.backend.adapters and not live.backend.policies)
+    eventually(lambda: not list(home.glob("snapshots/*")) and not list(home.glob("models/*")))
+    assert "could not be written down: database or disk is full" in caplog.text
+    monkeypatch.undo()
+
+
+def test_a_checkpoint_is_deleted_on_a_full_disk(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = live.model()
+    path = live.save(model, 1, "one")
+    folder = next((live.config.data / "checkpoints").glob("*/weights/one"))
+    replace = Store.replace
+
+    def full_while_it_is_there(store: Store, *rows: Any) -> None:
+        if folder.exists():
+            raise OperationalError("DELETE", {}, sqlite3.OperationalError("database or disk is full"))
+        replace(store, *rows)
+
+    monkeypatch.setattr(Store, "replace", full_while_it_is_there)
+    run_id, _, name = path.removeprefix("tinker://").partition("/")
+    assert live.http.delete(f"/training_runs/{run_id}/checkpoints/{name}").is_success
+    assert not folder.exists()
+    assert not live.get(f"/training_runs/{run_id}/checkpoints")["checkpoints"]
+
+
+def test_a_server_is_stopped_in_order_on_a_full_disk(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = live.model()
+    live.fetch(live.step(model, 1))
+
+    def full(*_: Any) -> None:
+        raise OperationalError("UPDATE", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "transaction", full)
+        live.stop()
+    assert "what was used last could not be written" in caplog.text
+    assert "Traceback" not in caplog.text
+    live._start(FakeBackend())
+    assert live.fetch(live.step(model, 2))["metrics"]["step"] == 2.0
 
 
 def test_a_model_created_while_the_database_is_full_is_there_when_there_is_room(

@@ -42,14 +42,20 @@ def main(package: str, address: str, steps: int, patient: bool) -> None:
         inputs = {"target_tokens": tokens[1:], "weights": [1.0] * 11}
         return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
+    refused = set()
+
     def save(name: str) -> str | None:
         try:
             path = training.save_state(name).result().path
         except Exception as error:
-            if not patient or "full" not in str(error):
+            if name in refused and "exists already" in str(error):  # see "What is not promised" in docs/durability.md
+                path = f"tinker://{training.model_id}/weights/{name}"
+            elif patient and "full" in str(error):
+                refused.add(name)
+                tell(refused=name)
+                return None
+            else:
                 raise
-            tell(refused=name)
-            return None
         tell(saved=path)
         return path
 

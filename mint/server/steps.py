@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mint import wire
 from mint.checks import check_data, check_loss
@@ -29,12 +29,14 @@ from mint.server.catalogue import sizes
 from mint.server.checkpoints import UPLOADS, expiry
 from mint.server.futures import Answer, Promise, forward_answer, json_answer
 from mint.server.runner import Step
-from mint.server.store import RunRow
+from mint.server.store import CheckpointRow, RunRow
 from mint.types import ForwardBackwardOutput, OptimStepResponse
 
 if TYPE_CHECKING:
     from mint.server.models import Model
     from mint.server.state import Server
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -188,21 +190,24 @@ def _save(
 ) -> Step:
     """Weights under a name; training checkpoints take the optimizer's state along."""
     checkpoints, fixed = server.checkpoints, call.fixed
+    entered: CheckpointRow | None = None
     origin = contextvars.copy_context()  # of the request, for the audit log: the save comes later
     if fixed:
-        checkpoints.reserve_again(model.id, kind, fixed["name"])
+        entered = checkpoints.reserve_again(model.id, kind, fixed["name"], fixed["folder"])
     else:
         name, expires = _name(call.body), expiry(call.body.ttl_seconds)
         folder = checkpoints.reserve(model.id, kind, name, overwrite)
         fixed.update(name=name, expires=expires, folder=folder)
 
     def save() -> Future[int]:
+        if entered is not None:  # the server died before it could tell
+            return done(entered.size_bytes)
         draft = str(checkpoints.draft(fixed["folder"]))
         return checkpoints.kept(fixed["folder"], server.backend.save_adapter(model.id, draft, kind == "weights"))
 
     def record(size_bytes: int) -> Answer:
         try:
-            row = checkpoints.record(
+            row = entered or checkpoints.record(
                 model.run, kind, fixed["name"], fixed["folder"], size_bytes, fixed["expires"], user_metadata
             )
         except Exception:
@@ -216,6 +221,12 @@ def _save(
         record,
         lambda: checkpoints.release_name(model.id, kind, fixed["name"]),
     )
+
+
+def done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
 
 
 def _name(body: requests.SaveBody) -> str:

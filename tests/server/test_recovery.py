@@ -352,6 +352,39 @@ def test_what_sessions_leave_is_cleared_away_on_a_full_disk(
     monkeypatch.undo()
 
 
+def test_a_save_the_server_died_over_once_it_was_entered_is_not_made_again(live: Live) -> None:
+    """It might fail the second time, on a disk that has become full, and would be there all the same."""
+    model = live.model()
+    live.backend.hold()
+    pending = live.post("/save_weights", {"model_id": model, "seq_id": 1, "path": "one"})
+    server = live.app.state.server
+    eventually(lambda: "save_adapter" in live.backend.names())
+    (entry,) = server.models._live[model].runner._flight
+    folder = entry.place.record.head["fixed"]["folder"]
+    draft = server.checkpoints.draft(folder)
+    draft.mkdir(parents=True)
+    (draft / "adapter_config.json").write_text('{"r": 8}')
+    server.checkpoints._storage.keep(folder)
+    path = server.checkpoints.record(server.models._live[model].run, "weights", "one", folder, 16).path
+    live.backend.forget_held()
+    live.stop()
+    backend = FakeBackend()
+    backend.fail["save_adapter"] = Internal("the disk is full")
+    live._start(backend)
+    assert live.fetch(pending)["path"] == path
+    assert "save_adapter" not in live.backend.names()
+    assert "exists already" in live.refused("/save_weights", {"model_id": model, "seq_id": 2, "path": "one"})
+
+
+def test_a_name_that_a_crash_left_being_saved_is_waited_for(live: Live) -> None:
+    model, checkpoints = live.model(), live.app.state.server.checkpoints
+    body = {"model_id": model, "seq_id": 1, "path": "one"}
+    checkpoints.reserve_again(model, "weights", "one", "folder")
+    assert "ask again when that is over" in live.refused("/save_weights", body, 429)
+    checkpoints.release_name(model, "weights", "one")
+    assert live.fetch(live.post("/save_weights", body))["path"].endswith("/one")
+
+
 def test_a_checkpoint_is_deleted_on_a_full_disk(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     model = live.model()
     path = live.save(model, 1, "one")

@@ -58,31 +58,33 @@ class Checkpoints:
         self._store = store
         self._storage = storage
         self._keeping = ThreadPoolExecutor(max_workers=4, thread_name_prefix="mint-keep")
-        self._being_saved: dict[tuple[str, str, str], bool] = {}
-        """Whether it is the second time, after a crash."""
+        self._being_saved: set[tuple[str, str, str]] = set()
+        self._being_repeated: set[tuple[str, str, str]] = set()
 
     # Saving ---------------------------------------------------------------------------------------------------------
 
     def reserve(self, run_id: str, kind: str, name: str, overwrite: bool = False) -> str:
         """The name of its files, once its own is known to be good and free; `release_name` ends the claim."""
         check_name(name)
-        if (again := self._being_saved.get((run_id, kind, name))) is not None:
-            path = f"tinker://{run_id}/{kind}/{name}"
-            if again:
-                raise Busy(f"{path} is being saved, as it was when the server ended; ask again when that is over.")
-            raise BadRequest(f"{path} is being saved already.")
+        if (run_id, kind, name) in self._being_saved:
+            raise BadRequest(f"tinker://{run_id}/{kind}/{name} is being saved already.")
+        if (run_id, kind, name) in self._being_repeated:
+            raise Busy(
+                f"tinker://{run_id}/{kind}/{name} is being saved, as it was when the server ended; ask again when that "
+                "is over."
+            )
         if not overwrite and self._find(run_id, kind, name) is not None:
             raise BadRequest(
                 f"tinker://{run_id}/{kind}/{name} exists already; choose another name, delete it first, or pass "
                 "overwrite=True to save_state."
             )
-        self._being_saved[run_id, kind, name] = False
+        self._being_saved.add((run_id, kind, name))
         return self._storage.new_name(f"{quote(run_id, safe='')}/{kind}/{quote(name, safe=' ')}")
 
     def reserve_again(self, run_id: str, kind: str, name: str, folder: str) -> CheckpointRow | None:
         """For a save that was accepted before and is carried out again; its entry if it had come as far as that."""
         row = self._find(run_id, kind, name)
-        self._being_saved[run_id, kind, name] = True
+        self._being_repeated.add((run_id, kind, name))
         return row if row is not None and row.folder == folder else None
 
     def draft(self, folder: str) -> Path:
@@ -120,7 +122,8 @@ class Checkpoints:
         self._storage.delete(folder)
 
     def release_name(self, run_id: str, kind: str, name: str) -> None:
-        self._being_saved.pop((run_id, kind, name), None)
+        self._being_saved.discard((run_id, kind, name))
+        self._being_repeated.discard((run_id, kind, name))
 
     def record(
         self,
